@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stubserve.api.reply_format import ReplyFormat
+from stubserve.api.placement import ReplyFormat
 from stubserve.errors import ServeError
 from stubserve.inference.admission import admit
 from stubserve.inference.request import Request

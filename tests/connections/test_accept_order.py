@@ -13,8 +13,8 @@ import pytest
 
 from stubserve.connections import listening
 from stubserve.connections.listening import Acceptor, listen
-from stubserve.connections.offload import Offload
 from stubserve.http.message import has_asked
+from stubserve.inference.long_work import Offload
 
 HEAD = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 

@@ -11,16 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stubserve_stub.wire.datatypes import BY_NAME
 
-from stubserve.connections.offload import LARGE_BYTES
 from stubserve.errors import ServeError
 from stubserve.grpc import contents
 from stubserve.grpc.contents import MAX_PARTS
 from stubserve.grpc.digest import digest
-from stubserve.grpc.envelope import MAX_FIELDS, split
-from stubserve.grpc.infer_decode import MAX_DIMS, decode
+from stubserve.grpc.infer_decode import MAX_FIELDS, decode, split
+from stubserve.grpc.infer_message import MAX_DIMS
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.wire import Malformed, TooLong, TooManyParts, field, varint
-from stubserve.inference.long_work import finish
+from stubserve.inference.long_work import LARGE_BYTES, finish
 from stubserve.inference.signature import Signature
 from stubserve.memory.heap_account import MAX_WORDS_BYTES
 from stubserve.memory.server_memory import Memory

@@ -22,8 +22,7 @@ from stubserve.errors import ServeError
 from stubserve.grpc import digest as digests
 from stubserve.grpc import infer_decode
 from stubserve.grpc.digest import digest
-from stubserve.grpc.envelope import split
-from stubserve.grpc.infer_decode import decode
+from stubserve.grpc.infer_decode import decode, split
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.wire import Malformed, varint
 from stubserve.inference.admission import admit, admit_steps

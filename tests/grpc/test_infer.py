@@ -16,7 +16,7 @@ def test_an_error_goes_without_the_garbage_collector() -> None:
     """What a circle kept beside it, the frames of the whole way back among it, was counted by nobody."""
     finished: list[tuple[Any, ...]] = []
     rpc = SimpleNamespace(finish=lambda *status: finished.append(status))
-    handler = ModelInfer(cast(Any, None), cast(Any, rpc), None)
+    handler = ModelInfer(cast(Any, None), None, cast(Any, rpc))
     error = unavailable("no instance")
     gone = weakref.ref(error)
     gc.disable()

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from stubserve.errors import Code
 from stubserve.grpc import infer_decode
-from stubserve.grpc.envelope import split
-from stubserve.grpc.infer_decode import decode
+from stubserve.grpc.infer_decode import decode, split
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.wire import Malformed, field, varint
 from stubserve.inference.signature import Signature

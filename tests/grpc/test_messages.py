@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stubserve_stub.wire.datatypes import BY_NAME
 
-from stubserve.api.reply_format import ReplyFormat
+from stubserve.api.placement import ReplyFormat
 from stubserve.grpc import contents
-from stubserve.grpc.envelope import first_raw, split
-from stubserve.grpc.infer_encode import encode, encode_empty_final, encode_in_stream, encode_stream_error
+from stubserve.grpc.infer_decode import first_raw, split
+from stubserve.grpc.infer_encode import encode, encode_empty_final, encode_stream_error
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.wire import Malformed, read_varint, varint
 from stubserve.inference.request import Response
@@ -187,7 +187,7 @@ def test_a_response_is_what_protobuf_reads() -> None:
     parts = encode("id", response, signature(), ALL)
     assert service_pb2.ModelInferResponse.FromString(b"".join(parts)) == expected
     expected.parameters["triton_final_response"].bool_param = False
-    parts = encode_in_stream("id", response, signature(), ALL)
+    parts = encode("id", response, signature(), ALL, in_stream=True)
     read = service_pb2.ModelStreamInferResponse.FromString(b"".join(parts))
     assert read.infer_response == expected
 

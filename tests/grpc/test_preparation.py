@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from stubserve.connections.arrival import Arrivals
-from stubserve.connections.offload import LARGE_BYTES, Offload
 from stubserve.connections.slow_clients import SlowClients
 from stubserve.grpc.http2.incoming import Message, MessageRefusal
 from stubserve.grpc.http2.preparation import PreparedMessages
+from stubserve.inference.long_work import LARGE_BYTES, Offload
 from stubserve.memory.server_memory import Memory
 
 

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from stubserve.connections.offload import SLICE_S, Offload
 from stubserve.connections.slow_clients import SlowClients
 from stubserve.grpc.http2 import connection, frames
 from stubserve.grpc.http2.budget import SHORT_BYTES, ClientBudget
 from stubserve.grpc.http2.connection import Http2Connection
 from stubserve.grpc.http2.endpoint import Endpoint
+from stubserve.inference.long_work import SLICE_S, Offload
 from stubserve.settings.groups import GrpcSettings
 from tools.fuzz.server import Transport
 

@@ -10,7 +10,7 @@ import pytest
 
 from stubserve.errors import Code, ServeError
 from stubserve.http import compression
-from stubserve.http.compression import choose, compress
+from stubserve.http.compression import choose
 from stubserve.inference.long_work import finish
 
 CONTENT = b"some content " * 100
@@ -122,5 +122,14 @@ def test_a_bomb_is_not_expanded() -> None:
 
 def test_compress() -> None:
     parts: list[bytes | memoryview] = [b"abc", memoryview(CONTENT)]
-    assert gzip.decompress(b"".join(compress(parts, "gzip"))) == b"abc" + CONTENT
-    assert zlib.decompress(b"".join(compress(parts, "deflate"))) == b"abc" + CONTENT
+    placed: list[bytes] = []
+
+    def place(piece: bytes) -> bytes:
+        placed.append(piece)
+        return piece
+
+    for coding, unpack in (("gzip", gzip.decompress), ("deflate", zlib.decompress)):
+        packed = b"".join(finish(compression.compress(parts, coding, place)))
+        assert unpack(packed) == b"abc" + CONTENT
+        assert b"".join(placed) == packed
+        placed.clear()

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from stubserve.api.reply_format import ReplyFormat, Slot
+from stubserve.api.placement import ReplyFormat, Slot
 from stubserve.errors import ServeError
-from stubserve.http import infer_decode
-from stubserve.http.infer_decode import decode, parse_header_length
+from stubserve.http import infer_document
+from stubserve.http.infer import decode, parse_header_length
 from stubserve.inference.admission import admit
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
 from stubserve.inference.signature import Signature
@@ -581,7 +581,7 @@ def test_other_strings_behind_a_header_are_still_checked(memory: Memory) -> None
 def test_ways_to_ask_for_outputs_are_remembered_but_not_for_ever(
     model: Signature, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(infer_decode, "FORMATS", 3)
+    monkeypatch.setattr(infer_document, "FORMATS", 3)
     for classes in range(8):
         given = {"binary_data": bool(classes % 2), "classification": classes}
         for _ in range(2):

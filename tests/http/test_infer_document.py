@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stubserve_stub.wire import strings as wire_strings
 
-from stubserve.http import infer_decode, infer_document, infer_structs
-from stubserve.http.infer_decode import decode
+from stubserve.http import infer, infer_document, infer_structs
+from stubserve.http.infer import decode
 from stubserve.inference.signature import Signature
 from tests import outcomes
 from tests.http.arena import Memory
@@ -378,7 +378,7 @@ def names() -> bytes:
 # Without `decode_json` only what is read as a typed document is read at all.
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(infer_decode, "decode_json")
+    monkeypatch.delattr(infer, "decode_json")
 
 
 @pytest.mark.usefixtures("alone")

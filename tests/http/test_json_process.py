@@ -16,7 +16,8 @@ import pytest
 
 from stubserve.api.placement import BodyPlacer
 from stubserve.errors import Code, ServeError
-from stubserve.http.infer_json import MAX_PARAMETERS, decode_json
+from stubserve.http.infer_document import MAX_PARAMETERS
+from stubserve.http.infer_json import decode_json
 from stubserve.http.json.process import JsonProcess
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import drop_blocks

@@ -9,7 +9,6 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stubserve_stub.wire import json_strings
 
 from stubserve.http.json import text as json_text
 
@@ -90,17 +89,17 @@ def test_string(text: str, expected: str | bytes) -> None:
 
 
 def test_bytes_that_are_no_text() -> None:
-    assert json_strings.string(b"a\xff") == b'"a\xff"'
+    assert json_text.quoted(b"a\xff") == b'"a\xff"'
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from('\0\n"\\\x01'))))
 def test_strings_read_back(texts: list[str]) -> None:
     # Of long ones it is found out in another way that they are plain.
-    for more in ([], ["x" * json_strings._LONG]):
+    for more in ([], ["x" * json_text._LONG]):
         elements = [text.encode() for text in texts + more]
-        written = json_strings.array(elements)
+        written = json_text.strings(elements)
         assert orjson.loads(written) == texts + more
-        assert written == b"[%b]" % b",".join(map(json_strings.string, elements))
+        assert written == b"[%b]" % b",".join(map(json_text.quoted, elements))
 
 
 def test_scalars() -> None:

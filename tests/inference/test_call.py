@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import weakref
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from stubserve.errors import Code, ServeError, unavailable
 from stubserve.inference.call import Call
+from stubserve.inference.long_work import LongWork, Offload
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import TENSOR_BYTES, ModelTracing
 from stubserve.memory.blocks import Block
 from stubserve.memory.client_regions import ClientRegions
+from stubserve.memory.heap_account import HeapAccount
 from stubserve.memory.regions import RegionSpan
 from tests.client_memory import SharedFile
 
@@ -181,3 +185,130 @@ def test_a_trace_of_what_a_client_has_taken_away_leaves_nothing() -> None:
     assert call.released == 1
     assert [len(tree) for tree in collected.trees] == [1]
     regions.unregister("")
+
+
+class Later(Recorded):
+    """A call of a client, whose server does long work on the test's loop."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.offload = Offload()
+        self.made = 0
+        self.refusals: list[ServeError] = []
+
+    def of_server(self) -> Any:
+        return SimpleNamespace(offload=self.offload, heap=HeapAccount(cast(Any, None)), block=None)
+
+    def refused(self, error: ServeError) -> None:
+        self.refusals.append(error)
+
+    def asked(self, size: int = 4, **fields: Any) -> Request:
+        self.made += 1
+        return super().asked(size, **fields)
+
+    def reading(self, size: int = 4) -> LongWork[Request]:
+        """Takes two steps, and a wait."""
+        yield None
+        yield asyncio.sleep(0)
+        yield None
+        return self.asked(size)
+
+
+async def until_done(call: Later) -> None:
+    assert call.jobs is not None
+    done = asyncio.Event()
+    call.jobs.add(None, lambda nothing: done.set())
+    await done.wait()
+
+
+def body() -> tuple[Block, list[Block]]:
+    """A block that is held once, and where it goes when it is let go of."""
+    released: list[Block] = []
+    return Block(0, 4, memoryview(bytearray(4)), released.append), released
+
+
+def test_what_takes_long_to_read_is_submitted_later() -> None:
+    async def run() -> None:
+        model = Model()
+        call = Later(model)
+        block, released = body()
+        call.begin_later(call.reading(), block)
+        block.drop()
+        assert not released
+        assert not model.submitted
+        await until_done(call)
+        assert model.submitted == [call.request]
+        assert released == [block]
+        assert not call.refusals
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("where", ["reading", "check", "queue"])
+def test_a_refusal_that_comes_later_is_heard_and_leaves_nothing(where: str) -> None:
+    async def run() -> None:
+        model = Model()
+        call = Later(model)
+        block, released = body()
+        reading = call.reading(8 if where == "check" else 4)
+        if where == "reading":
+            reading = refusing()
+        model.refuses = unavailable("the queue is full") if where == "queue" else None
+        call.begin_later(reading, block)
+        block.drop()
+        await until_done(call)
+        [refusal] = call.refusals
+        expected = {"reading": "no JSON", "check": "input byte size mismatch", "queue": "the queue is full"}
+        assert expected[where] in refusal.message
+        assert call.released == (where != "reading")
+        assert released == [block]
+        assert call.request is None
+
+    asyncio.run(run())
+
+
+def refusing() -> LongWork[Request]:
+    yield None
+    raise unavailable("no JSON")
+
+
+@pytest.mark.parametrize("passes", range(8))
+def test_a_client_that_goes_while_its_request_is_read_leaves_nothing(passes: int) -> None:
+    async def run() -> None:
+        model = Model()
+        call, other = Later(model), Later(model)
+        block, released = body()
+        call.begin_later(call.reading(), block)
+        other.jobs = call.jobs
+        other.begin(other.asked())
+        block.drop()
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        begun = len(model.submitted)
+        call.cancel()
+        await until_done(call)
+        assert len(model.submitted) == begun
+        assert call.released + other.released == call.made + other.made - begun
+        assert released == [block]
+        assert not call.refusals + other.refusals
+
+    asyncio.run(run())
+
+
+def test_calls_of_one_stream_begin_in_order() -> None:
+    async def run() -> None:
+        model = Model()
+        first, second, third = Later(model), Later(model), Later(model)
+        first.begin_later(first.reading())
+        second.jobs = third.jobs = first.jobs
+        second.begin(second.asked(), takes_long=True)
+        third.begin(third.asked())
+        assert not model.submitted
+        await until_done(first)
+        assert model.submitted == [first.request, second.request, third.request]
+        fourth = Later(model)
+        fourth.jobs = first.jobs
+        fourth.begin(fourth.asked())
+        assert model.submitted[-1] is fourth.request
+
+    asyncio.run(run())

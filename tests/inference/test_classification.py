@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from stubserve_stub.wire.datatypes import BY_NAME
 
 from stubserve.errors import Code, ServeError
-from stubserve.inference.classification import classify
+from stubserve.inference import classification
+from stubserve.inference.long_work import finish
 from stubserve.inference.tensor import Tensor
 
 LABELS = ["zero", "one", "", "three"]
@@ -27,6 +29,10 @@ def texts(found: Tensor) -> list[str]:
         elements.append(data[4 : 4 + length].decode())
         data = data[4 + length :]
     return elements
+
+
+def classify(given: Tensor, count: int, batching: bool, labels: Sequence[str] = ()) -> Tensor:
+    return finish(classification.classify(given, count, batching, labels))
 
 
 def test_labels() -> None:

@@ -28,7 +28,6 @@ ASKED = (
     "priority",
     "regions",
     "requested_outputs",
-    "texts_as_json",
     "timeout_us",
 )
 
@@ -39,7 +38,7 @@ WRITERS = {"inference/call.py": {"client"}, "inference/admission.py": {"batch_si
 def test_there_are_no_such_fields_that_this_test_does_not_know() -> None:
     becoming = {
         "admitted", "cancelled", "compute_end_ns", "compute_infer_end_ns", "compute_input_end_ns", "compute_start_ns",
-        "grouping_key", "on_response", "outcome", "queue_start_ns", "request_start_ns", "sequence", "shared", "stream",
+        "grouping_key", "on_response", "outcome", "queue_start_ns", "request_start_ns", "sequence", "stream",
         "trace",
     }  # fmt: skip
     fields = {name for name in vars(Request([], unanswered).__class__) if not name.startswith("_")}

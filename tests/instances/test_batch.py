@@ -9,16 +9,14 @@ from stubserve_stub.wire import messages, places, strings
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.places import InArena, Shared, Zeros
 
-from stubserve.inference.request import SEQUENCE_START, Request, Response
+from stubserve.inference.request import SEQUENCE_START, Request
 from stubserve.inference.tensor import Tensor, drop_blocks
-from stubserve.inference.trace import Trace
 from stubserve.inference.work import Work
 from stubserve.instances.batch import Batch, pack_batch, read_result
 from stubserve.memory.blocks import Block, Span
 from stubserve.memory.server_memory import Memory
 from stubserve.memory.stub_memory import StubMemory
 from tests.inference.models import request
-from tests.inference.traces import Collected
 from tests.instances.fakes import FP32, LIMIT, small
 
 
@@ -53,28 +51,6 @@ def test_a_model_is_told_what_the_scheduler_makes_of_a_sequence() -> None:
     assert [wire[1:3] for wire in unpacked([one])] == [(5, 0)]
 
 
-def answered(asked: Request, place: Any, datatype: int = BYTES) -> Response:
-    """What a stub's answer to a request becomes, with one output there."""
-    batch = Batch(Work([asked]), None)
-    memory = StubMemory(Memory(LIMIT).segments)
-    entry = (None, [("OUT", datatype, (1, 1), tuple(places.AsJson(place)))], None)
-    [(_, response)], _ = read_result(batch, 1, 2, [entry], None, memory, "m_0")
-    return response
-
-
-def test_strings_come_as_json_where_only_the_client_sees_them() -> None:
-    asked, traced, shared = request(small(1)), request(small(1)), request(small(1))
-    for one in (asked, traced, shared):
-        assert [wire[2] for wire in unpacked([one])] == [0]
-        one.texts_as_json = True
-    shared.shared = True
-    traced.trace = Trace(Collected(), "m", 1, "HTTP", 1)
-    assert [wire[2] for wire in unpacked([asked, traced, shared])] == [messages.TEXTS_AS_JSON, 0, 0]
-    traced.trace.end(traced)
-    [output] = answered(asked, b'["a"]').outputs
-    assert (output.json, output.data, output.nbytes) == (b'["a"]', b"", 0)
-
-
 def test_strings_go_one_by_one_where_they_came_so() -> None:
     texts = ["a", "é", ""]
     tensor = Tensor.of_texts("IN", [1, 3], messages.pack_texts(texts), 3)
@@ -91,14 +67,6 @@ def test_a_stub_does_not_answer_with_strings_one_by_one() -> None:
     entry = (None, [("OUT", BYTES, (1,), tuple(places.AsList(messages.pack_texts(["a"]))))], None)
     [(_, response)], _ = read_result(batch, 1, 2, [entry], None, StubMemory(Memory(LIMIT).segments), "m_0")
     assert str(response.error) == "output 'OUT' of stub 'm_0' is a list of strings, which only inputs may be"
-
-
-def test_json_for_which_nobody_has_asked_is_refused() -> None:
-    asked, other = request(small(1)), request(small(1))
-    asked.texts_as_json = True
-    for response in (answered(other, b'["a"]'), answered(asked, b"[1.0]", FP32)):
-        assert not response.outputs
-        assert str(response.error) == "output 'OUT' of stub 'm_0' is JSON, for which nobody has asked"
 
 
 def test_sharing_is_the_spans_alone() -> None:

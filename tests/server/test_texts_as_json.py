@@ -1,4 +1,4 @@
-"""The strings of an answer in JSON are the same whoever writes them: the stub, where only the client is to see them."""
+"""Any strings that a model answers are written as JSON, and any that come as JSON are read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from stubserve_stub.wire import json_strings
 from stubserve_stub.wire.layout import INLINE_BYTES
 
+from stubserve.http.json import text as json_text
 from tests.real_server import Answer, Serving, io_config, write_model
 
 # Answers twice what it is asked for: as objects that are not all bytes, and as the tensor that came in.
@@ -91,7 +91,7 @@ def infer(server: Serving, elements: list[bytes], model: str = "texts", headers:
 
 
 def expected(elements: list[bytes], *names: str) -> bytes:
-    data = json_strings.array(elements)
+    data = json_text.strings(elements)
     outputs = [
         b'{"name":"%b","datatype":"BYTES","shape":[%d],"data":%b}' % (name.encode(), len(elements), data)
         for name in names
@@ -145,7 +145,7 @@ def test_in_gzip(server: Serving) -> None:
 def test_generate(server: Serving) -> None:
     for text in BYTES[1:]:
         answer = server.request("POST", "/v2/models/texts/generate", json.dumps({"INPUT0": text}).encode())
-        written = json_strings.string(text.encode())
+        written = json_text.quoted(text.encode())
         assert b'"OUTPUT0":%b,"SAME":%b' % (written, written) in answer.body
         assert answer.json()["OUTPUT0"] == text
     answer = server.request("POST", "/v2/models/texts/generate", b'{"INPUT0":["a","b"]}')

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stubserve.connections.offload import LARGE_BYTES
+from stubserve.inference.long_work import LARGE_BYTES
 from tests.http.test_connection import Client, post
 from tests.real_server import Serving, binary_request, io_config, write_model
 

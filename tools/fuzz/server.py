@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 import uvloop
 
 from stubserve.connections.arrival import Arrivals
-from stubserve.connections.offload import Offload
 from stubserve.connections.slow_clients import SlowClients
 from stubserve.errors import ServeError, not_found
-from stubserve.inference.long_work import LongWork
+from stubserve.inference.long_work import LongWork, Offload
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor

@@ -6,11 +6,10 @@ from typing import Protocol
 
 from stubserve.api.fair_queues import FairQueues
 from stubserve.api.forwarded_headers import HeaderForwarding
-from stubserve.api.placement import BodyPlacer, Regions, Store
-from stubserve.api.reply_format import ReplyFormat
+from stubserve.api.placement import BodyPlacer, Regions, ReplyFormat, Store
 from stubserve.connections.arrival import Arrivals
-from stubserve.connections.offload import Offload
 from stubserve.connections.slow_clients import SlowClients
+from stubserve.inference.long_work import Offload
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature

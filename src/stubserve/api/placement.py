@@ -1,4 +1,6 @@
-"""Where the tensors of a request lie: inside their message, in the body that is in the arena, or put there now.
+"""Where the tensors of a request lie, and where those of its answer go, as its client wants it.
+
+A tensor of a request lies inside its message, in the body that is in the arena, or it is put there now.
 
 What travels inside a message is kept by the parent's heap until it is answered, and counted nowhere. So of one request
 that is no more than MOST_INLINE, beside tensors that are SMALL_BYTES or less.
@@ -7,14 +9,14 @@ that is no more than MOST_INLINE, beside tensors that are SMALL_BYTES or less.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stubserve_stub.wire import messages, strings
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.layout import INLINE_BYTES
 
-from stubserve.connections.offload import LARGE_BYTES
 from stubserve.errors import not_found
+from stubserve.inference.long_work import LARGE_BYTES
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.blocks import Block, Span
 from stubserve.memory.regions import RegionPlace, RegionSpan
@@ -24,6 +26,31 @@ SMALL_BYTES = 1024
 MOST_INLINE = INLINE_BYTES
 
 Store = Callable[["bytes | memoryview"], Block]
+
+
+class Slot(NamedTuple):
+    """How one output goes into the reply; `classification` is the number of classes, 0 for the tensor itself.
+
+    One that goes into a client's `region` is IN_REGION in place of that, and is not in the reply.
+    """
+
+    binary: bool
+    classification: int
+    region: RegionPlace | None = None
+
+
+IN_REGION = -1
+
+
+class ReplyFormat(NamedTuple):
+    """How the outputs go into the reply: by name in `slots`, or, where that is None, all as `default_binary` says.
+
+    With `empty_final` a stream is told of the end of its responses even where there is nothing else to say.
+    """
+
+    slots: dict[str, Slot] | None
+    default_binary: bool
+    empty_final: bool = False
 
 
 class Regions(Protocol):
@@ -57,7 +84,7 @@ class Placer(Protocol):
         ...
 
     def undo(self) -> None:
-        """Lets go of all of them."""
+        """Lets go of all of them, so that the request can be read once more."""
         ...
 
 
@@ -130,8 +157,10 @@ class BodyPlacer:
         return True
 
     def undo(self) -> None:
-        for block in self._held or ():
+        held, self._held = self._held, None
+        for block in held or ():
             block.drop()
+        self._inside = 0
 
     def _keep(self, block: Block) -> Block:
         if self._held is None:

@@ -27,9 +27,9 @@ import ssl
 from collections.abc import Callable
 from time import perf_counter
 
-from stubserve.connections.offload import Offload
 from stubserve.connections.paced_transport import PacedProtocol
 from stubserve.connections.tls import HANDSHAKE_S
+from stubserve.inference.long_work import Offload
 
 log = logging.getLogger("stubserve.server")
 

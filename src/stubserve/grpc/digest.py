@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from stubserve.connections.offload import LARGE_BYTES
 from stubserve.grpc.contents import MAX_PARTS, Elements
-from stubserve.grpc.envelope import split
+from stubserve.grpc.infer_decode import split
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.transport import Keep
 from stubserve.grpc.wire import LENGTH, Malformed, TooLong, TooManyParts, field, read_tag, read_varint, skip, varint
-from stubserve.inference.long_work import LongWork
+from stubserve.inference.long_work import LARGE_BYTES, LongWork
 from stubserve.memory.heap_account import MAX_WORDS_BYTES
 
 _INPUT, _RAW = 5, 7

@@ -6,24 +6,23 @@ where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from struct import Struct
 
 from stubserve_stub.wire.datatypes import BY_NUMBER
 
-from stubserve.api.reply_format import ReplyFormat, Slot
+from stubserve.api.placement import ReplyFormat, Slot
 from stubserve.errors import internal, unsupported
 from stubserve.grpc.transport import MAX_MESSAGE_BYTES, Keep
 from stubserve.grpc.wire import field, packed, varint
-from stubserve.inference.classification import classify, classify_steps
-from stubserve.inference.long_work import LongWork
+from stubserve.inference.classification import classify
+from stubserve.inference.long_work import LongWork, finish, uncounted
 from stubserve.inference.request import Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, write_output
 
 Parts = list["bytes | memoryview"]
-Encoder = Callable[[str, Response, Signature, ReplyFormat], Parts]
 
 # An output of more bytes is made into classes in steps.
 LARGE_OUTPUT = 64 * 1024
@@ -44,29 +43,59 @@ _FINAL = {
 }
 
 
-def encode(id: str, response: Response, signature: Signature, reply_format: ReplyFormat) -> Parts:
-    """The ModelInferResponse of a response without error. Raises ServeError. Outputs not asked for are left out."""
-    return _checked(_response(id, response, signature, reply_format, b""))
+def encode(
+    id: str, response: Response, signature: Signature, reply_format: ReplyFormat, in_stream: bool = False
+) -> Parts:
+    """The ModelInferResponse of a response without error. Raises ServeError. Outputs not asked for are left out.
 
-
-def encode_in_stream(id: str, response: Response, signature: Signature, reply_format: ReplyFormat) -> Parts:
-    """As `encode`, inside a ModelStreamInferResponse, with the parameter that says whether it is the last."""
-    return _checked(_in_stream(_response(id, response, signature, reply_format, _FINAL[response.final])))
+    Within a stream it lies inside a ModelStreamInferResponse, and a parameter says whether it is the last.
+    """
+    slots = reply_format.slots
+    head = [_model(signature.model, signature.version)]
+    if id:
+        head.append(field(_ID, id.encode()))
+    if response.parameters:
+        head.append(_parameters(response.parameters))
+    if in_stream:
+        head.append(_FINAL[response.final])
+    parts: Parts = [b""]
+    for tensor in response.outputs:
+        if slots is not None:
+            slot = slots.get(tensor.name)
+            if slot is None:
+                continue
+            if slot.classification:
+                return finish(encode_steps(id, response, signature, reply_format, in_stream, uncounted))
+        head.append(_output(tensor.name, tensor.datatype, tensor.shape))
+        parts.append(_RAW_TAG + varint(tensor.nbytes))
+        parts.append(tensor.buffer)
+    parts[0] = b"".join(head)
+    size = sum(map(len, parts))
+    if in_stream:
+        parts.insert(0, b"\x12" + varint(size))
+        size += len(parts[0])
+    if size > MAX_MESSAGE_BYTES:
+        raise internal(f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTES}.")
+    return parts
 
 
 def takes_long(response: Response, reply_format: ReplyFormat) -> bool:
     """Whether a response should be encoded in steps: because of classes, or for its client's shared memory."""
     slots = reply_format.slots
-    return slots is not None and any(
-        tensor.nbytes > LARGE_OUTPUT and tensor.name in slots and slots[tensor.name].classification
-        for tensor in response.outputs
-    )
+    if slots is not None:
+        for tensor in response.outputs:
+            if tensor.nbytes > LARGE_OUTPUT and tensor.name in slots and slots[tensor.name].classification:
+                return True
+    return False
 
 
 def encode_steps(
-    encoder: Encoder, id: str, response: Response, signature: Signature, reply_format: ReplyFormat, keep: Keep
+    id: str, response: Response, signature: Signature, reply_format: ReplyFormat, in_stream: bool, keep: Keep
 ) -> LongWork[Parts]:
-    """What `encoder` (`encode` or `encode_in_stream`) makes, in steps. Calls `keep(nbytes)` for what it makes."""
+    """As `encode`, with classes, and what goes into clients' shared memory, made first, in steps.
+
+    Calls `keep(nbytes)` for what it makes.
+    """
     slots = reply_format.slots or {}
     outputs = []
     for tensor in response.outputs:
@@ -76,12 +105,12 @@ def encode_steps(
             tensor = Tensor(tensor.name, tensor.datatype, tensor.shape, b"")
         elif slot is not None and slot.classification:
             labels = signature.labels.get(tensor.name, ())
-            tensor = yield from classify_steps(tensor, slot.classification, signature.max_batch_size > 0, labels)
+            tensor = yield from classify(tensor, slot.classification, signature.max_batch_size > 0, labels)
             keep(tensor.nbytes)
         outputs.append(tensor)
     whole = reply_format._replace(slots={name: Slot(True, 0) for name in slots})
-    classified = Response(outputs, response.parameters, final=response.final)
-    return encoder(id, classified, signature, whole)
+    made = Response(outputs, response.parameters, final=response.final)
+    return encode(id, made, signature, whole, in_stream)
 
 
 def encode_stream_error(message: str, id: str, model: tuple[str, str] | None, final: bool) -> Parts:
@@ -98,44 +127,6 @@ def encode_empty_final(id: str, model: tuple[str, str]) -> Parts:
 def _facts(id: str, model: tuple[str, str] | None) -> bytes:
     names = [*(model or ("", "")), id]
     return b"".join(field(number, text.encode()) for number, text in enumerate(names, 1) if text)
-
-
-def _response(id: str, response: Response, signature: Signature, reply_format: ReplyFormat, final: bytes) -> Parts:
-    slots = reply_format.slots
-    head = [_model(signature.model, signature.version)]
-    if id:
-        head.append(field(_ID, id.encode()))
-    if response.parameters:
-        head.append(_parameters(response.parameters))
-    head.append(final)
-    parts: Parts = [b""]
-    for tensor in response.outputs:
-        if slots is not None:
-            slot = slots.get(tensor.name)
-            if slot is None:
-                continue
-            if slot.region is not None:
-                write_output(tensor, slot.region)
-                tensor = Tensor(tensor.name, tensor.datatype, tensor.shape, b"")
-            elif slot.classification:
-                labels = signature.labels.get(tensor.name, ())
-                tensor = classify(tensor, slot.classification, signature.max_batch_size > 0, labels)
-        head.append(_output(tensor.name, tensor.datatype, tensor.shape))
-        parts.append(_RAW_TAG + varint(tensor.nbytes))
-        parts.append(tensor.buffer)
-    parts[0] = b"".join(head)
-    return parts
-
-
-def _in_stream(parts: Parts) -> Parts:
-    return [b"\x12" + varint(sum(map(len, parts))), *parts]
-
-
-def _checked(parts: Parts) -> Parts:
-    size = sum(map(len, parts))
-    if size > MAX_MESSAGE_BYTES:
-        raise internal(f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTES}.")
-    return parts
 
 
 @lru_cache(maxsize=1024)

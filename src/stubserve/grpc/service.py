@@ -1,11 +1,15 @@
-"""Which RPCs there are: path -> method. What a transport serves."""
+"""Which RPCs there are: path -> method. What a transport serves; and the handlers of those that do not infer."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import logging
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError
 
 from stubserve.api.access import Access
 from stubserve.api.forwarded_headers import HeaderForwarding
@@ -18,10 +22,11 @@ from stubserve.grpc.infer import ModelInfer
 from stubserve.grpc.management import METHODS, SERVICE, ManagementRpcs
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.stream import ModelStreamInfer
-from stubserve.grpc.transport import MAX_MESSAGE_BYTES, Handler, Method, Rpc, values_of
-from stubserve.grpc.unary import Unary
+from stubserve.grpc.transport import INTERNAL, MAX_MESSAGE_BYTES, Handler, Method, Rpc, values_of
 from stubserve.grpc.wellknown import HEALTH, HEALTH_REQUEST, REFLECTION, HealthWatch, Reflection, check_health
 from stubserve.memory.blocks import Block
+
+log = logging.getLogger("stubserve.grpc")
 
 # Of what neither infers nor loads; such a question is a name or two.
 MAX_QUESTION_BYTES = 1 << 20
@@ -31,6 +36,45 @@ _RESTRICTED_PREFIX = "triton-grpc-protocol-"
 
 class _Endless(Protocol):
     def stop(self) -> None: ...
+
+
+class Unary:
+    """Answers with `respond(request)`, which raises ServeError or returns a message."""
+
+    def __init__(self, call: Rpc, request_class: Any, respond: Callable[[Any], Awaitable[Any]]) -> None:
+        self._call = call
+        self._request_class = request_class
+        self._respond = respond
+        self._task: asyncio.Task[None] | None = None
+
+    def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
+        try:
+            request = self._request_class.FromString(bytes(data))
+        except DecodeError:
+            self._call.finish(INTERNAL, "Unable to parse request")
+            return
+        self._task = asyncio.get_running_loop().create_task(self._run(request))
+
+    def on_half_close(self) -> None:
+        pass
+
+    def on_writable(self) -> None:
+        pass
+
+    def on_cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self, request: Any) -> None:
+        try:
+            answer = await self._respond(request)
+        except ServeError as error:
+            self._call.finish(error.code.grpc_status, error.message)
+        except Exception:
+            log.exception("%s failed inside the server", type(request).__name__)
+            self._call.finish(INTERNAL, "unexpected error while the request was handled; see the server's log")
+        else:
+            self._call.reply([answer.SerializeToString()], [])
 
 
 class Refused:
@@ -75,7 +119,8 @@ class Service:
         for name, (kind, respond) in METHODS.items():
             request_class = getattr(service_pb2, f"{name}Request")
             self._add(f"/{SERVICE}/{name}", kind, self._unary(request_class, functools.partial(respond, rpcs)))
-        self._add(f"/{SERVICE}/ModelInfer", "inference", Method(self._model_infer, True, True, digest))
+        model_infer = functools.partial(ModelInfer, server, self._forwarding)
+        self._add(f"/{SERVICE}/ModelInfer", "inference", Method(model_infer, True, True, digest))
         self._add(f"/{SERVICE}/ModelStreamInfer", "inference", Method(self._model_stream_infer, False, True, digest))
         self._add(f"/{HEALTH}.Health/Check", "health", Method(self._check, True, max_bytes=MAX_QUESTION_BYTES))
         self._add(f"/{HEALTH}.Health/Watch", "health", Method(self._watch, False, max_bytes=MAX_QUESTION_BYTES))
@@ -101,19 +146,11 @@ class Service:
             method = method._replace(open=functools.partial(LoggedRpc, method, path))
         self.methods[path] = method
 
-    def _forwarded(self, call: Rpc) -> dict[str, str] | None:
-        return None if self._forwarding is None else self._forwarding.parameters(call.metadata())
-
-    def _model_infer(self, call: Rpc) -> Handler:
-        try:
-            return ModelInfer(self._server, call, self._forwarded(call))
-        except ServeError as error:
-            return Refused(call, error)
-
     def _model_stream_infer(self, call: Rpc) -> Handler:
         strict = any(key == "triton_grpc_error" and value == "true" for key, value in call.metadata())
         try:
-            stream = ModelStreamInfer(self._server, call, self._forwarded(call), strict)
+            forwarded = None if self._forwarding is None else self._forwarding.parameters(call.metadata())
+            stream = ModelStreamInfer(self._server, call, forwarded, strict)
         except ServeError as error:
             return Refused(call, error)
         self._endless.add(stream)

@@ -23,13 +23,12 @@ from collections.abc import Mapping
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.errors import ServeError, internal
-from stubserve.grpc.envelope import Envelope, split
-from stubserve.grpc.infer import GrpcInferCall, Work, client_of, held_blocks
-from stubserve.grpc.infer_encode import Parts, encode_empty_final, encode_in_stream, encode_stream_error
-from stubserve.grpc.jobs import OrderedJobs
+from stubserve.grpc.infer import GrpcInferCall, Work, held_blocks
+from stubserve.grpc.infer_decode import Envelope, split
+from stubserve.grpc.infer_encode import Parts, encode_empty_final, encode_stream_error
 from stubserve.grpc.transport import OK, UNAVAILABLE, Keep, Rpc
 from stubserve.grpc.wire import Malformed
-from stubserve.inference.long_work import LongWork
+from stubserve.inference.long_work import LongWork, OrderedJobs
 from stubserve.inference.request import Response
 from stubserve.memory.blocks import Block
 
@@ -79,21 +78,20 @@ class ModelStreamInfer:
         except Malformed as malformed:
             self._close(malformed.status, malformed.text)
             return
+        server = self._server
         infer: GrpcInferCall | None = None
         try:
-            model = self._server.find_model(envelope.model_name, envelope.model_version)
-            infer = GrpcInferCall(envelope, model, self._on_response, self._call.metadata)
-            if self._server.fair_queues is not None:
-                infer.client = client_of(self._call, self._server.fair_queues)
+            model = server.find_model(envelope.model_name, envelope.model_version)
+            infer = GrpcInferCall(envelope, model, server, self._call, self._on_response, self._on_refused, self._jobs)
             turn = None if model.signature.decoupled else _Turn()
             self._under_way[infer] = turn
             if turn is not None:
                 self._turns.append(turn)
-            work = infer.decode(data, self._server, self._forwarded, block, offset)
-            if work is None and not self._jobs.busy:
-                self._enter(infer)
+            infer.start(data, self._forwarded, block, offset)
+            if self._jobs.busy:
+                self._jobs.add(None, functools.partial(self._begun, infer))
             else:
-                self._jobs.add(work, functools.partial(self._looked_at, infer))
+                self._begun(infer)
         except ServeError as error:
             self._refuse(infer, envelope, error)
         except Malformed as malformed:
@@ -124,27 +122,14 @@ class ModelStreamInfer:
 
     # Requests
 
-    def _enter(self, infer: GrpcInferCall) -> None:
-        """Raises ServeError."""
-        infer.enter()
+    def _begun(self, infer: GrpcInferCall, nothing: object = None) -> None:
+        """A request has got to its model, or it was refused."""
         if not self._writable:
             # It was on its way already when reading was paused.
             infer.pause()
 
-    def _looked_at(self, infer: GrpcInferCall, error: BaseException | None) -> None:
-        """It is a request's turn to enter, or it is not wanted any more."""
-        if infer not in self._under_way:
-            infer.forget()
-            return
-        try:
-            if error is None:
-                self._enter(infer)
-                return
-            infer.forget()
-            refusal = infer.as_answer(error, "a request to")
-        except ServeError as refused:
-            refusal = refused.with_traceback(None)  # for that knows this frame
-        self._refuse(infer, infer.envelope, refusal)
+    def _on_refused(self, infer: GrpcInferCall, error: ServeError) -> None:
+        self._refuse(infer, infer.envelope, error)
         self._read_or_not()
 
     # Responses
@@ -176,11 +161,9 @@ class ModelStreamInfer:
                 parts = encode_empty_final(envelope.id, asked_for)
         if error is None and not response.empty:
             try:
-                work = infer.in_steps(response, encode_in_stream)
-                if work is None:
-                    parts = infer.encoded(response, encode_in_stream)
-                else:
-                    parts = _or_error(work, envelope.id, asked_for, response.final)
+                parts = infer.message(response, True)
+                if callable(parts):
+                    parts = _or_error(parts, envelope.id, asked_for, response.final)
                 blocks = held_blocks(response)
             except ServeError as wrong:
                 error = wrong.with_traceback(None)  # for that knows this frame

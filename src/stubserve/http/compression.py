@@ -8,7 +8,7 @@ from functools import partial
 
 from stubserve.errors import ServeError, invalid, unsupported
 from stubserve.http.body import LIMIT_HINT
-from stubserve.inference.long_work import LongWork, finish
+from stubserve.inference.long_work import LongWork
 
 GZIP = "gzip"
 DEFLATE = "deflate"
@@ -110,15 +110,10 @@ def _too_large(limit: int) -> ServeError:
     return invalid(f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. {LIMIT_HINT}")
 
 
-def compress(parts: Iterable[bytes | memoryview], encoding: str) -> Sequence[bytes | memoryview]:
-    """A reply's buffers, compressed as GZIP or DEFLATE."""
-    return finish(compress_steps(parts, encoding, lambda piece: piece))
-
-
-def compress_steps(
+def compress(
     parts: Iterable[bytes | memoryview], encoding: str, place: Place
 ) -> LongWork[Sequence[bytes | memoryview]]:
-    """As `compress`, in steps; what is made lies where `place` puts it."""
+    """A reply's buffers, compressed as GZIP or DEFLATE; what is made lies where `place` puts it."""
     stream = zlib.compressobj(wbits=_REPLY_FORMAT[encoding])
     compressed: list[bytes | memoryview] = []
     for part in parts:

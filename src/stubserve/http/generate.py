@@ -9,30 +9,25 @@ responses. When more than PENDING_BYTES wait for a client that reads too slowly,
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.api.placement import BodyPlacer
-from stubserve.errors import ServeError, internal
+from stubserve.errors import ServeError
 from stubserve.http.generate_decode import decode_generate
 from stubserve.http.generate_encode import document_steps, encode_document, is_large
 from stubserve.http.json import text as json_text
 from stubserve.http.message import JSON, Reply
-from stubserve.inference.admission import admit_steps
 from stubserve.inference.call import Call
-from stubserve.inference.request import Request, Response, kept_by
+from stubserve.inference.long_work import LARGE_BYTES, LongWork
+from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.tensor import drop_blocks
-from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES
-
-log = logging.getLogger("stubserve.http")
 
 PENDING_BYTES = 64 << 10
 PIECE_BYTES = 256 << 10
@@ -46,8 +41,9 @@ _NOT_ONE = (
 class GenerateCall(Call):
     """One call. `start` raises ServeError, or responses come in until `complete`; `news` is set with each.
 
-    Or `on_complete` is called then, unless the client has gone; there is no `news` in that case. `context` gives the
-    `traceparent` of its request.
+    A large request may also be refused later, as `begun` tells. Or `on_complete` is called at the end, unless the
+    client has gone; there is no `news` in that case, and the request is not large. `context` gives the `traceparent` of
+    the request.
     """
 
     protocol = "HTTP"
@@ -65,15 +61,14 @@ class GenerateCall(Call):
         self._on_complete = on_complete
         self._server = server
         self._streamed = streamed
-        # What is kept in the heap: of the request, and of its answers that have not been taken
-        self._share = server.heap.share()
+        # What answers that have not been taken keep in the heap
         self._texts = server.heap.share()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._responses = 0
-        # Responses that wait for their turn to be encoded, because one of them is large
-        self._waiting: deque[tuple[Request, Response, list[Block]]] = deque()
-        self._encoding: asyncio.Task[None] | None = None
+        # Whether the request has got to its model, or why it has not
+        self._is_submitted = False
+        self._refusal: ServeError | None = None
         # HTTP status by the first response, 0 before it
         self.status = 0
         self.complete = False
@@ -83,46 +78,61 @@ class GenerateCall(Call):
     def trace_context(self) -> str | None:
         return self._context()
 
+    def of_server(self) -> InferenceServer:
+        return self._server
+
     def start(self, body: bytes) -> None:
         """Decodes, checks and submits."""
-        placer = BodyPlacer(b"", None, 0, self._server.store)
-        self._submit(decode_generate(body, self.model.signature, placer), len(body))
+        if len(body) > FREE_BYTES:
+            self.share()
+        if len(body) > LARGE_BYTES:
+            self.begin_later(self._read_later(body))
+        else:
+            placer = BodyPlacer(b"", None, 0, self._server.store)
+            try:
+                request = decode_generate(body, self.model.signature, placer)
+            except BaseException:
+                self._let_go()
+                raise
+            request.request_start_ns = time.monotonic_ns()
+            self.begin(request)
 
-    async def start_in_steps(self, body: bytes) -> None:
-        """As `start`, for a large body."""
+    def _read_later(self, body: bytes) -> LongWork[Request]:
         server = self._server
-        request = await server.large_json.read_generate(body, self.model.signature, server.store)
-        try:
-            await server.offload.run(admit_steps(request, self.model.signature))
-        except BaseException:
-            drop_blocks(request.inputs)
-            raise
-        self._submit(request, len(body))
-
-    def _submit(self, request: Request, size: int) -> None:
-        request.on_response = self.on_response
+        request: Request = yield server.large_json.read_generate(body, self.model.signature, server.store)
         request.request_start_ns = time.monotonic_ns()
-        request.texts_as_json = True
-        try:
-            if size > FREE_BYTES:
-                self._share.add(kept_by(request))
-        except BaseException:
-            self.give_up(request)
-            raise
-        try:
-            self.submit(request)
-        except BaseException:
-            self._share.drop()
-            raise
+        return request
+
+    def submit(self, request: Request, together: bool = False, at_once: bool = False) -> None:
+        super().submit(request, together, at_once)
+        self._is_submitted = True
+        if self.news is not None:
+            self.news.set()
+
+    def refused(self, error: ServeError) -> None:
+        self._refusal = error
+        if self.news is not None:
+            self.news.set()
+
+    async def begun(self) -> None:
+        """Waits until the request has got to its model. Raises ServeError where it is refused."""
+        news = self.news
+        assert news is not None
+        while not self._is_submitted and self._refusal is None and not self.gone:
+            news.clear()
+            await news.wait()
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            try:
+                raise refusal
+            finally:
+                del refusal  # it knows this frame
 
     def cancel(self) -> None:
         """The client is gone."""
         self.gone = True
         self._pending.clear()
-        self._share.drop()
         self._texts.drop()
-        if self._encoding is not None:
-            self._encoding.cancel()
         if self.news is not None:
             self.news.set()
         super().cancel()
@@ -139,7 +149,7 @@ class GenerateCall(Call):
 
     def caught_up(self) -> None:
         """What was taken has been written."""
-        if self.request is not None and not self._waiting:
+        if self.request is not None and (self.jobs is None or not self.jobs.busy):
             self.request.resume()
 
     def answer(self) -> bytes:
@@ -158,81 +168,58 @@ class GenerateCall(Call):
         if response.error is not None and response.outputs and self._streamed:
             # What the model had sent before it failed is an event of its own.
             self.respond(request, Response(response.outputs, response.parameters, final=False))
-        if response.final:
-            self._share.drop()
-        if self._waiting or (is_large(response) and not self.gone):
-            blocks = [tensor.block.hold() for tensor in response.outputs if tensor.block is not None]
-            self._waiting.append((request, response, blocks))
-            request.pause()
-            if self._encoding is None:
-                self._encoding = asyncio.ensure_future(self._encode_in_turn())
-            return
-        document = b""
-        error = response.error
-        if self._is_wanted(response):
-            try:
-                document = encode_document(request, response, self.model.signature)
-            except Exception as raised:
-                error = self._as_answer(raised)
-        self._take_response(request, response, document, error)
-
-    async def _encode_in_turn(self) -> None:
-        """Encodes the responses that wait, and takes them, in their order."""
-        offload = self._server.offload
-        try:
-            while self._waiting:
-                request, response, blocks = self._waiting[0]
-                document = b""
-                error = response.error
-                if self._is_wanted(response):
-                    try:
-                        steps = document_steps(request, response, self.model.signature, self._texts.add)
-                        document = await offload.run(steps)
-                    except Exception as raised:
-                        error = self._as_answer(raised)
-                self._waiting.popleft()
-                self._take_response(request, response, document, error)
-                for block in blocks:
-                    block.drop()
-            if self.request is not None and self._pending_bytes <= PENDING_BYTES:
-                self.request.resume()
-        finally:
-            self._encoding = None
-            while self._waiting:
-                for block in self._waiting.popleft()[2]:
-                    block.drop()
-
-    def _is_wanted(self, response: Response) -> bool:
         # Of one answer only the first response is of interest, and whether there were more.
-        return (
-            response.error is None and not response.empty and not self.gone and (self._streamed or not self._responses)
-        )
+        is_wanted = not response.empty and (self._streamed or not self._responses)
+        if not response.empty:
+            self._responses += 1
+        made: bytes | ServeError | None = response.error
+        if is_wanted and made is None and not self.gone:
+            if is_large(response):
+                request.pause()
+                steps = document_steps(request, response, self.model.signature, self._texts.add)
+                self.make_later(steps, response, partial(self._take_made, request, response))
+                return
+            try:
+                made = encode_document(request, response, self.model.signature)
+            except Exception as raised:
+                made = self.as_answer(raised, encoding=True)
+        if self.jobs is not None and self.jobs.busy:
+            self.jobs.add(None, partial(self._take_response, request, response, is_wanted, made))
+        else:
+            self._take_response(request, response, is_wanted, made)
 
-    def _take_response(self, request: Request, response: Response, document: bytes, error: ServeError | None) -> None:
+    def _take_made(self, request: Request, response: Response, made: bytes | ServeError) -> None:
+        """A large response is made, and those that have come meanwhile are next."""
+        self._take_response(request, response, True, made)
+        if self._pending_bytes <= PENDING_BYTES:
+            self.caught_up()
+
+    def _take_response(
+        self,
+        request: Request,
+        response: Response,
+        is_wanted: bool,
+        made: bytes | ServeError | None,
+        nothing: None = None,
+    ) -> None:
         """A response has come, and this is what it is in JSON, or why there is nothing."""
         if response.final:
             self.complete = True
-        if not response.empty and not self.gone:
-            self._responses += 1
-            if self._streamed or self._responses == 1:
-                if error is not None:
-                    document = b'{"error":%b}' % json_text.string(error.message)
-                self._add(request, document)
+        if self.gone:
+            pass
+        elif not response.empty:
             # Upstream has one status for all that goes wrong from here on.
-            self.status = self.status or (200 if error is None else 400)
+            self.status = self.status or (400 if isinstance(made, ServeError) else 200)
+            if is_wanted:
+                text = b'{"error":%b}' % json_text.string(made.message) if isinstance(made, ServeError) else made
+                assert text is not None
+                self._add(request, text)
         elif response.final:
             self.status = self.status or 200
         if self.news is not None:
             self.news.set()
         if self.complete and self._on_complete is not None and not self.gone:
             self._on_complete(self)
-
-    def _as_answer(self, error: Exception) -> ServeError:
-        if isinstance(error, ServeError):
-            return error.with_traceback(None)  # for that knows the frame that keeps it
-        model = self.model.signature.model
-        log.error("a response of model '%s' could not be encoded", model, exc_info=error)
-        return internal("unexpected error while the answer was encoded; see the server's log")
 
     def _add(self, request: Request, document: bytes) -> None:
         if not self._streamed:

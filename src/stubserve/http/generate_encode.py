@@ -15,19 +15,26 @@ from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 
 
-def encode_document(request: Request, response: Response, signature: Signature) -> bytes:
-    """A response as a flat JSON object, members in alphabetical order. Raises ServeError for what JSON cannot say."""
+def encode_document(
+    request: Request, response: Response, signature: Signature, arrays: list[bytes] | None = None
+) -> bytes:
+    """A response as a flat JSON object, members in alphabetical order. Raises ServeError for what JSON cannot say.
+
+    `arrays` are the elements of each output, where `document_steps` has made them before.
+    """
     outputs = response.outputs
+    if arrays is None:
+        arrays = [json_array(tensor) for tensor in outputs]
     if len(outputs) == 1 and not response.parameters:
         # As nearly all are
         tensor = outputs[0]
-        value = _value(tensor, json_array(tensor))
+        value = _value(tensor, arrays[0])
         id = json_text.string(request.id) if request.id else b""
         return _form(signature.model, signature.version, tensor.name, bool(id)) % {b"value": value, b"id": id}
     members = _members(request, response, signature)
-    for tensor in outputs:
-        members[tensor.name] = _value(tensor, json_array(tensor))
-    return _joined(members)
+    for tensor, array in zip(outputs, arrays, strict=True):
+        members[tensor.name] = _value(tensor, array)
+    return b"{%b}" % b",".join([b"%b:%b" % (_string(name), members[name]) for name in sorted(members)])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -44,16 +51,16 @@ def _form(model: str, version: int, output: str, has_id: bool) -> bytes:
 
 
 def document_steps(request: Request, response: Response, signature: Signature, keep: Keep) -> LongWork[bytes]:
-    """As `encode_document`, in steps; calls `keep(nbytes)` with what is made."""
-    members = _members(request, response, signature)
+    """As `encode_document`, with the outputs' elements made first, in steps; `keep(nbytes)` is told of what is made."""
+    arrays = []
     for tensor in response.outputs:
         pieces: list[bytes] = []
         for piece in json_array_steps(tensor):
             keep(len(piece))
             pieces.append(piece)
             yield None
-        members[tensor.name] = _value(tensor, b"".join(pieces))
-    return _joined(members)
+        arrays.append(b"".join(pieces))
+    return encode_document(request, response, signature, arrays)
 
 
 def _value(tensor: Tensor, array: bytes) -> bytes:
@@ -75,10 +82,6 @@ def _members(request: Request, response: Response, signature: Signature) -> dict
 
 def _fixed_members(model: str, version: int) -> dict[str, bytes]:
     return {"model_name": _string(model), "model_version": b'"%d"' % version}
-
-
-def _joined(members: dict[str, bytes]) -> bytes:
-    return b"{%b}" % b",".join([b"%b:%b" % (_string(name), members[name]) for name in sorted(members)])
 
 
 def is_large(response: Response) -> bool:

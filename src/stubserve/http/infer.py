@@ -1,48 +1,55 @@
-"""One inference call over HTTP, from the body to the reply; the same for the connection class and for plain ASGI."""
+"""One inference call over HTTP, from the body to the reply; the same for the connection class and for plain ASGI.
+
+A body is JSON, JSON with binary tensors behind it, or raw bytes. The order of the checks is upstream's, so that of
+several faults a client is told the same one: JSON, id, parameters, inputs one by one, what is left over, outputs. What
+needs the model's signature alone is `admission.admit`'s. Nearly all requests have no fault, and say what they say in
+the usual way: `infer_document` reads those. All others are read once more by `infer_json`, for the values that they
+then have or the error that they deserve.
+
+Ownership: every tensor of a decoded request that lies in a block holds it once. When decoding fails nothing is held.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
+import re
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-from stubserve.api import region_strings
 from stubserve.api.forwarded_headers import HeaderForwarding
 from stubserve.api.inference_server import InferenceServer
-from stubserve.api.placement import BodyPlacer
-from stubserve.api.reply_format import ReplyFormat
+from stubserve.api.placement import BodyPlacer, Regions, ReplyFormat, Store
 from stubserve.connections.arrival import Content
-from stubserve.connections.offload import LARGE_BYTES
 from stubserve.connections.sent_memory import stored
-from stubserve.errors import ServeError, internal, unsupported
+from stubserve.errors import ServeError, invalid, unsupported
+from stubserve.http import infer_document
+from stubserve.http.body import DEFAULT_MAX_INPUT_SIZE, LIMIT_HINT
 from stubserve.http.body import start as start_of_body
-from stubserve.http.compression import Keep, Place, RestOfContent, choose, compress, compress_steps, decompress
-from stubserve.http.infer_decode import decode, parse_header_length
-from stubserve.http.infer_encode import encode, encode_error, encode_steps, is_large
+from stubserve.http.compression import Keep, Place, RestOfContent, choose, compress, decompress
+from stubserve.http.infer_encode import encode, encode_error, encode_steps, in_heap, is_large
+from stubserve.http.infer_json import decode_json
+from stubserve.http.infer_raw import decode_raw
 from stubserve.http.message import Reply, RequestHead
-from stubserve.inference.admission import admit_steps
 from stubserve.inference.call import Call
-from stubserve.inference.long_work import LongWork
+from stubserve.inference.long_work import LARGE_BYTES, LongWork, finish, uncounted
 from stubserve.inference.request import Request, Response, kept_by
 from stubserve.inference.served_model import ServedModel
+from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
 
-log = logging.getLogger("stubserve.http")
+_LEADING_INTEGER = re.compile(rb"[ \t\r\n\v\f]*([+-]?[0-9]+)").match
+_FEW_DIGITS = 10
 
 
 class HttpInferCall(Call):
     """One call. `start` raises ServeError or ends, then or later, in one `on_reply(reply)`.
 
-    The reply's blocks are only promised until `on_reply` returns. A small call is decoded, submitted and encoded at
-    once; what is large is done in steps, or elsewhere, by a task of the call's own (see `protocols.offload`).
+    The reply's blocks are only promised until `on_reply` returns.
     """
 
-    __slots__ = ("_head", "_on_reply", "_server", "_share", "_start_ns", "_task", "reply_format")
+    __slots__ = ("_head", "_on_reply", "_server", "_start_ns", "reply_format")
 
     protocol = "HTTP"
 
@@ -54,9 +61,6 @@ class HttpInferCall(Call):
         self._server = server
         self._on_reply = on_reply
         self._start_ns = time.monotonic_ns()
-        # What is long about it is done by a task, and what it keeps in the heap is counted
-        self._task: asyncio.Task[None] | None = None
-        self._share: HeapShare | None = None
 
     def start(
         self,
@@ -71,247 +75,195 @@ class HttpInferCall(Call):
         If it is counted in the heap's account, in `share`, which belongs to the call from now on. With `at_once` the
         answer may come before this returns.
         """
-        head = self._head
         self._share = share
+        head = self._head
+        server = self._server
+        signature = self.model.signature
         try:
-            if self.model.signature.decoupled:
+            if signature.decoupled:
                 raise unsupported("HTTP end point doesn't support models with decoupled transaction policy")
-            rest: RestOfContent | None = None
             if head.content_encoding is not None:
-                content, rest = decompress(body, head.content_encoding, self._server.max_input_size, LARGE_BYTES)
+                content, rest = decompress(body, head.content_encoding, server.max_input_size, LARGE_BYTES)
+                if rest is not None:
+                    self.begin_later(self._read_later(content, block, offset, rest), block)
+                    return
                 if content is not body:
                     body, block, offset = content, None, 0
-            if rest is not None or self._is_long_to_read(body):
-                if block is not None:
-                    block.hold()
-                self._task = asyncio.ensure_future(self._start_in_steps(body, block, offset, rest))
+            size = len(body)
+            json_length = parse_header_length(head.header_length, size)
+            text_size = size if json_length is None else json_length
+            if size > LARGE_BYTES and (text_size > LARGE_BYTES or signature.has_strings):
+                self.begin_later(self._read_later(body, block, offset, None), block)
                 return
-            request, reply_format = self._decode(body, block, offset)
-            if request.regions is not None and region_strings.are_left(request):
-                self._task = asyncio.ensure_future(self._read_strings(request, reply_format))
-                return
-            self._submit(request, reply_format, at_once)
+            if text_size > FREE_BYTES:
+                self.share()
+            request, self.reply_format = decode(
+                body, json_length, signature, block, offset, server.store, server.max_input_size, server.regions
+            )
+            request.request_start_ns = self._start_ns
+            if server.http_forwarding is not None:
+                self._forward_headers(request, server.http_forwarding)
         except BaseException:
-            self._forget()
+            self._let_go()
             raise
+        self.begin(request, at_once=at_once)
 
     def trace_context(self) -> str | None:
         return self._head.trace_context()
 
-    def cancel(self) -> None:
-        """The client is gone."""
-        if self._task is not None:
-            self._task.cancel()
-        super().cancel()
+    def of_server(self) -> InferenceServer:
+        return self._server
 
-    def _is_long_to_read(self, body: bytes | memoryview) -> bool:
-        """Whether a body is one that takes long to read: much JSON, or many strings. Raises ServeError."""
-        if len(body) <= LARGE_BYTES:
-            return False
-        return self._text_length(body) > LARGE_BYTES or self.model.signature.has_strings
+    def refused(self, error: ServeError) -> None:
+        self._on_reply(encode_error(error))
 
-    def _text_length(self, body: bytes | memoryview) -> int:
-        """How much of the body is JSON. Raises ServeError."""
-        json_length = parse_header_length(self._head.header_length, len(body))
-        return len(body) if json_length is None else json_length
-
-    def _decode(self, body: bytes | memoryview, block: Block | None, offset: int) -> tuple[Request, ReplyFormat]:
-        server = self._server
-        json_length = parse_header_length(self._head.header_length, len(body))
-        if (len(body) if json_length is None else json_length) > FREE_BYTES and self._share is None:
-            self._share = server.heap.share()
-        return decode(
-            body,
-            json_length,
-            self.model.signature,
-            block,
-            offset,
-            server.store,
-            server.max_input_size,
-            server.regions,
-        )
-
-    async def _start_in_steps(
+    def _read_later(
         self, body: bytes | memoryview, block: Block | None, offset: int, rest: RestOfContent | None
-    ) -> None:
-        try:
-            await self._submit_later(self._decode_in_steps(body, block, offset, rest))
-        finally:
-            if block is not None:
-                block.drop()
-
-    async def _read_strings(self, request: Request, reply_format: ReplyFormat) -> None:
-        """Submits a request with many strings in its client's shared memory."""
-        await self._submit_later(self._admit_strings(request, reply_format))
-
-    async def _admit_strings(self, request: Request, reply_format: ReplyFormat) -> tuple[Request, ReplyFormat]:
-        """The request, admitted. Raises ServeError, and then nothing is held."""
-        try:
-            await self._server.offload.run(region_strings.read(request, self._server.block))
-            await self._server.offload.run(admit_steps(request, self.model.signature))
-        except BaseException:
-            drop_blocks(request.inputs)
-            raise
-        return request, reply_format
-
-    async def _submit_later(self, admitting: Coroutine[Any, Any, tuple[Request, ReplyFormat]]) -> None:
-        """Submits a request once it is admitted, or answers why it is not."""
-        try:
-            request, reply_format = await admitting
-            self._task = None
-            self._submit(request, reply_format)
-        except asyncio.CancelledError:
-            self._forget()
-            raise
-        except Exception as error:
-            self._forget()
-            self._on_reply(encode_error(as_answer(error, self.model.signature.model)))
-
-    async def _decode_in_steps(
-        self, body: bytes | memoryview, block: Block | None, offset: int, rest: RestOfContent | None
-    ) -> tuple[Request, ReplyFormat]:
-        """The request, admitted. Raises ServeError, and then nothing is held."""
-        if rest is None:
-            return await self._read_in_steps(body, block, offset)
-        content = Content(self._server.arrivals.memory, self._server.max_input_size, start_of_body(self._head))
-        try:
-            await self._server.offload.run(rest(content.add))
-            return await self._read_in_steps(content.finish(), content.block, content.offset)
-        finally:
-            content.drop()
-
-    async def _read_in_steps(
-        self, body: bytes | memoryview, block: Block | None, offset: int
-    ) -> tuple[Request, ReplyFormat]:
+    ) -> LongWork[Request]:
+        """The request of a long body, or of one whose content is long and has only been begun with."""
         server = self._server
-        head = self._head
-        size = self._text_length(body)
-        if LARGE_BYTES < size <= server.max_input_size:
-            self._share = self._share or server.heap.share()
+        signature = self.model.signature
+        request: Request
+        if rest is not None:
+            content = Content(server.arrivals.memory, server.max_input_size, start_of_body(self._head))
+            try:
+                yield from rest(content.add)
+                return (yield from self._read_later(content.finish(), content.block, content.offset, None))
+            finally:
+                content.drop()
+        json_length = parse_header_length(self._head.header_length, len(body))
+        text_size = len(body) if json_length is None else json_length
+        if text_size > FREE_BYTES:
+            self.share()
+        if LARGE_BYTES < text_size <= server.max_input_size:
             placer = BodyPlacer(body, block, offset, server.store, server.regions)
-            request, reply_format = await server.large_json.read_infer(
-                memoryview(body)[:size], self.model.signature, placer, server.max_input_size, block
-            )
+            text = memoryview(body)[:text_size]
+            reading = server.large_json.read_infer(text, signature, placer, server.max_input_size, block)
+            request, self.reply_format = yield reading
         else:
-            request, reply_format = self._decode(body, block, offset)
+            request, self.reply_format = decode(
+                body, json_length, signature, block, offset, server.store, server.max_input_size, server.regions
+            )
+        request.request_start_ns = self._start_ns
         try:
-            await server.offload.run(region_strings.read(request, server.block))
-            if head.infer is not None:
-                self.model = server.find_model(*head.infer)  # it may have been loaded anew meanwhile
-            await server.offload.run(admit_steps(request, self.model.signature))
+            if self._head.infer is not None:
+                self.model = server.find_model(*self._head.infer)  # it may have been loaded anew meanwhile
         except BaseException:
             drop_blocks(request.inputs)
             raise
-        return request, reply_format
-
-    def _submit(self, request: Request, reply_format: ReplyFormat, at_once: bool = False) -> None:
-        """Raises ServeError, and then nothing is held."""
-        request.on_response = self.on_response
-        request.request_start_ns = self._start_ns
-        request.texts_as_json = reply_format.all_json
-        self.reply_format = reply_format
-        try:
-            if self._server.http_forwarding is not None:
-                self._forward_headers(request, self._server.http_forwarding)
-            if self._share is not None:
-                # From here on it keeps what it is made of, and no longer what that was read from.
-                self._share.drop()
-                self._share.add(kept_by(request))
-        except BaseException:
-            self.give_up(request)
-            raise
-        self.submit(request, at_once=at_once)
-
-    def _forget(self) -> None:
-        """Nothing of the request is kept any longer."""
-        self._task = None
-        share, self._share = self._share, None
-        if share is not None:
-            share.drop()
+        if server.http_forwarding is not None:
+            self._forward_headers(request, server.http_forwarding)
+        return request
 
     def _forward_headers(self, request: Request, forwarding: HeaderForwarding) -> None:
+        """Makes parameters of headers. Raises ServeError, and then nothing is held."""
         headers = [(name.decode("latin-1"), value) for name, value in self._head.headers]
-        request.parameters = {**(request.parameters or {}), **forwarding.parameters(headers)}
+        try:
+            request.parameters = {**(request.parameters or {}), **forwarding.parameters(headers)}
+        except BaseException:
+            drop_blocks(request.inputs)
+            raise
 
     def respond(self, request: Request, response: Response) -> None:
-        if response.error is None and is_large(request, response, self.reply_format, self._head.accept_encoding):
-            blocks = [tensor.block.hold() for tensor in response.outputs if tensor.block is not None]
-            self._task = asyncio.ensure_future(self._reply_in_steps(request, response, blocks))
-            return
-        if self._share is not None:
-            self._forget()
-        self._on_reply(reply_to(request, response, self.model, self._head, self.reply_format))
-
-    async def _reply_in_steps(self, request: Request, response: Response, blocks: list[Block]) -> None:
-        share = self._share = self._share or self._server.heap.share()
-        place = partial(stored, self._server.store)
-        steps = reply_steps(request, response, self.model, self._head, self.reply_format, blocks, share.add, place)
-        try:
-            reply = await self._server.offload.run(steps)
-            self._forget()
+        accept_encoding = self._head.accept_encoding
+        if response.error is not None:
+            self._on_reply(encode_error(response.error))
+        elif is_large(request, response, self.reply_format, accept_encoding):
+            keep, place = self.share().add, partial(stored, self._server.store)
+            self.make_later(self._reply(request, response, keep, place), response, self._send)
+        else:
+            try:
+                if accept_encoding is None:
+                    reply = encode(request, response, self.model.signature, self.reply_format)
+                else:
+                    reply = finish(self._reply(request, response, uncounted, in_heap))
+            except Exception as error:
+                reply = encode_error(self.as_answer(error, encoding=True))
             self._on_reply(reply)
-        except asyncio.CancelledError:
-            self._forget()
-            raise
-        except Exception as error:
-            self._forget()
-            self._on_reply(encode_error(as_answer(error, self.model.signature.model)))
-        finally:
-            for block in blocks:
-                block.drop()
+
+    def _reply(self, request: Request, response: Response, keep: Keep, place: Place) -> LongWork[Reply]:
+        """The reply that carries a model's response; what it makes lies where `place` puts it.
+
+        Calls `keep(nbytes)` with what it keeps in the heap. Raises ServeError.
+        """
+        keep(kept_by(request))
+        reply = yield from encode_steps(request, response, self.model.signature, self.reply_format, keep, place)
+        accept_encoding = self._head.accept_encoding
+        coding = None if accept_encoding is None else choose(accept_encoding)
+        if coding is not None:
+            reply.parts = yield from compress(reply.parts, coding, place)
+            reply.headers = (("Content-Encoding", coding),)
+            reply.blocks = []
+        return reply
+
+    def _send(self, made: Reply | ServeError) -> None:
+        self._on_reply(encode_error(made) if isinstance(made, ServeError) else made)
 
 
-def as_answer(error: Exception, model: str) -> ServeError:
-    """What a client is told of an error; what is a fault of ours is logged. Called while the error is handled."""
-    if isinstance(error, ServeError):
-        return error
-    log.exception("a request to model '%s' failed inside the server", model)
-    return internal("unexpected error while the request was handled; see the server's log")
+def decode(
+    body: bytes | memoryview,
+    json_length: int | None,
+    signature: Signature,
+    block: Block | None,
+    body_offset: int,
+    store: Store,
+    max_input_size: int = DEFAULT_MAX_INPUT_SIZE,
+    regions: Regions | None = None,
+) -> tuple[Request, ReplyFormat]:
+    """Reads one inference request, and how its reply is to look. Raises ServeError.
 
-
-def reply_to(
-    request: Request, response: Response, model: ServedModel, head: RequestHead, reply_format: ReplyFormat
-) -> Reply:
-    """The reply that carries a model's response, or says why it cannot."""
-    if response.error is not None:
-        return encode_error(response.error)
-    try:
-        reply = encode(request, response, model.signature, reply_format)
-        reply.blocks = [tensor.span.block for tensor in response.outputs if tensor.span is not None]
-        if head.accept_encoding is not None:
-            coding = choose(head.accept_encoding)
-            if coding is not None:
-                reply.parts = compress(reply.parts, coding)
-                reply.headers = (("Content-Encoding", coding),)
-                reply.blocks = ()
-    except ServeError as error:
-        return encode_error(error)
-    except Exception:
-        log.exception("the answer of model '%s' could not be encoded", model.signature.model)
-        return encode_error(internal("unexpected error while the answer was encoded; see the server's log"))
-    return reply
-
-
-def reply_steps(
-    request: Request,
-    response: Response,
-    model: ServedModel,
-    head: RequestHead,
-    reply_format: ReplyFormat,
-    blocks: Sequence[Block],
-    keep: Keep,
-    place: Place,
-) -> LongWork[Reply]:
-    """The reply that carries a large response, which lies in `blocks`; what it makes lies where `place` puts it.
-
-    Calls `keep(nbytes)` with what it keeps in the heap meanwhile. Raises ServeError.
+    `body` is the whole, decompressed body, its first `json_length` bytes JSON (None: all of it; 0: raw mode). Where
+    `block` is given, the body lies in it at arena offset `body_offset`, and binary tensors stay there; otherwise those
+    that are too large to travel inside a message are put into the arena by `store`, whose block then belongs to the
+    tensor. `max_input_size` (bytes) bounds JSON and what is made of it, and raw bodies, not binary tensors. `regions`
+    are clients' shared memory, None where that may not be used.
     """
-    reply = yield from encode_steps(request, response, model.signature, reply_format, keep, place)
-    if reply.json_length is not None:
-        reply.blocks = blocks
-    coding = None if head.accept_encoding is None else choose(head.accept_encoding)
-    if coding is not None:
-        reply.parts = yield from compress_steps(reply.parts, coding, place)
-        reply.headers = (("Content-Encoding", coding),)
-        reply.blocks = ()
-    return reply
+    size = len(body)
+    end = size if json_length is None else json_length
+    placer = BodyPlacer(body, block, body_offset, store, regions)
+    try:
+        if not end:
+            return decode_raw(body, signature, placer, max_input_size)
+        if end > size:
+            raise invalid(f"unexpected size for request JSON, expecting {end - size} more bytes")
+        if end > max_input_size:
+            raise invalid(
+                f"request JSON size of {end} bytes exceeds the maximum allowed input size of {max_input_size} bytes. "
+                f"{LIMIT_HINT}"
+            )
+        header = bytes(body[:end])
+        found = infer_document.read(body, header, signature, placer, max_input_size)
+        if found is not None:
+            return found
+        placer.undo()
+        return decode_json(header, signature, placer, max_input_size)
+    except BaseException:
+        placer.undo()
+        raise
+
+
+def parse_header_length(value: bytes | None, content_length: int) -> int | None:
+    """The length of the JSON part by its Inference-Header-Content-Length header: None without one, 0 for raw mode.
+
+    Read as C's stoi reads: spaces and a sign before the digits, anything after them. Raises ServeError (INVALID_ARG).
+    """
+    if value is None:
+        return None
+    if value.isdigit() and len(value) < _FEW_DIGITS:
+        length = int(value)
+        if length <= content_length:
+            return length
+    found = _LEADING_INTEGER(value)
+    text = value.decode("latin-1")
+    if found is None:
+        raise invalid(f"Unable to parse Inference-Header-Content-Length, got: {text}")
+    # Twenty digits are out of range already; reading all of a long line of them would take its time.
+    length = int(found[1][:20])
+    if not -(1 << 31) <= length < 1 << 31:
+        raise invalid(
+            "Unable to parse Inference-Header-Content-Length, value is out of range "
+            f"[ -2147483648, 2147483647 ], got: {text}"
+        )
+    if not 0 <= length <= content_length:
+        raise invalid(f"inference header size should be in range (0, {content_length}), got: {length}")
+    return length

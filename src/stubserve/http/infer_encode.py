@@ -11,83 +11,162 @@ from functools import lru_cache, partial
 from math import prod
 from struct import Struct
 from struct import error as StructError
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import orjson
-from stubserve_stub.wire import json_strings, strings
+from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
-from stubserve.api.reply_format import ReplyFormat, Slot
-from stubserve.connections.offload import LARGE_BYTES
+from stubserve.api.placement import IN_REGION, ReplyFormat, Slot
 from stubserve.errors import Code, ServeError, internal, invalid, unsupported
 from stubserve.http import compression
 from stubserve.http.compression import Keep, Place
 from stubserve.http.json import text as json_text
 from stubserve.http.json.data import FORMATS
 from stubserve.http.message import BINARY, JSON, Reply
-from stubserve.inference.classification import classify, classify_steps
-from stubserve.inference.long_work import LongWork
+from stubserve.inference.classification import classify
+from stubserve.inference.long_work import LARGE_BYTES, LongWork, finish, uncounted
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, write_output
+from stubserve.memory.blocks import Block
 
 _LENGTH = Struct("<I")
+# Stands in JSON for text that is elsewhere: no JSON has a NUL, for those of its strings are escaped.
+_ELSEWHERE = b"\0"
 # Up to so many numbers become Python's own by `struct`, in less time than numpy takes to begin.
 _FEW = 64
 _FLOATS = frozenset((11, 12))
 
 # A larger output that becomes text, classes or compressed is encoded in steps. Numbers become up to five times as long.
 LARGE_OUTPUT = 64 * 1024
-# What becomes text in one step: numbers, and bytes of strings. Numbers that rapidjson writes in its own way take 1.5 µs
-# each; of the others, many at once take ten times as long, for their text is moved again and again as it grows.
+# What becomes text in one step: numbers, and strings with so many bytes. Numbers that rapidjson writes in its own way
+# take 1.5 µs each; of the others, many at once take ten times as long, for their text is moved again and again as it
+# grows.
 _NUMBERS = 512
 _STRING_BYTES = 32 * 1024
+_STRINGS = 2048
 # How large the parts of a large reply are: so large that the system has each back when it is freed, and copied in less
 # than a step of work takes.
 _PART_BYTES = 256 * 1024
 
 
-def encode(request: Request, response: Response, signature: Signature, reply_format: ReplyFormat) -> Reply:
+def in_heap(text: bytes) -> bytes:
+    """Puts nothing anywhere: for what is small."""
+    return text
+
+
+def encode(
+    request: Request,
+    response: Response,
+    signature: Signature,
+    reply_format: ReplyFormat,
+    long: list[list[bytes | memoryview]] | None = None,
+) -> Reply:
     """The reply to a request whose model did not fail. Raises ServeError where an output has no form in JSON.
 
-    Outputs that were not asked for are left out.
+    Outputs that were not asked for are left out. `long` is what `encode_steps` has made before, in pieces: the text of
+    the id, and then the elements of each output that is JSON.
     """
     slots = reply_format.slots
     fragments: list[bytes] = []
-    parts: list[bytes | memoryview] = [b""]
+    binaries: list[bytes | memoryview] = []
+    blocks: list[Block] = []
     for tensor in response.outputs:
         if slots is None:
-            binary, classification = reply_format.default_binary, 0
+            binary = reply_format.default_binary
         elif tensor.name in slots:
             binary, classification, region = slots[tensor.name]
-            if region is not None:
-                write_output(tensor, region)
+            if classification:
+                if region is not None or classification != IN_REGION:
+                    return finish(encode_steps(request, response, signature, reply_format, uncounted, in_heap))
                 fragments.append(_without_data(tensor))
                 continue
-            if classification:
-                labels = signature.labels.get(tensor.name, ())
-                tensor = classify(tensor, classification, signature.max_batch_size > 0, labels)
         else:
             continue
-        shape = tensor.shape
-        form = _output_form(tensor.name, tensor.datatype, len(shape), binary)
-        if binary:
-            fragments.append(form % (*shape, tensor.nbytes))
-            if tensor.nbytes:
-                parts.append(tensor.buffer)
-        else:
-            fragments.append(form % (*shape, json_array(tensor)))
+        form = _output_form(tensor.name, tensor.datatype, len(tensor.shape), binary)
+        if not binary:
+            fragments.append(form % (*tensor.shape, json_array(tensor) if long is None else _ELSEWHERE))
+            continue
+        fragments.append(form % (*tensor.shape, tensor.nbytes))
+        if tensor.nbytes:
+            binaries.append(tensor.buffer)
+            if tensor.span is not None:
+                blocks.append(tensor.span.block)
+    id = b""
+    if request.id:
+        id = b'"id":%b,' % (json_text.string(request.id) if long is None else _ELSEWHERE)
     json = b'{%b%b%b,"outputs":[%b]}' % (
-        b'"id":%b,' % json_text.string(request.id) if request.id else b"",
+        id,
         _model(signature.model, signature.version),
         _parameters(response.parameters) if response.parameters else b"",
         fragments[0] if len(fragments) == 1 else b",".join(fragments),
     )
-    parts[0] = json
-    if len(parts) == 1:
-        return Reply(200, JSON, None, parts)
-    return Reply(200, BINARY, len(json), parts)
+    texts: list[bytes | memoryview] = [json] if long is None else _put_in(json, long)
+    if not binaries:
+        return Reply(200, JSON, None, texts)
+    reply = Reply(200, BINARY, len(json) if long is None else sum(map(len, texts)), [*texts, *binaries])
+    reply.blocks = blocks
+    return reply
+
+
+def encode_steps(
+    request: Request, response: Response, signature: Signature, reply_format: ReplyFormat, keep: Keep, place: Place
+) -> LongWork[Reply]:
+    """As `encode`, with what may take long done first, in steps: classes, texts, and what goes into regions.
+
+    Texts lie where `place` puts them. Calls `keep(nbytes)` before so much more is kept in the heap.
+    """
+    long: list[list[bytes | memoryview]] = []
+    if request.id:
+        long.append((yield from _in_parts(_string_steps(request.id), place)))
+    outputs = []
+    slots = {}
+    for tensor in response.outputs:
+        slot = _slot(tensor, reply_format)
+        if slot is None:
+            continue
+        if slot.region is not None:
+            yield partial(write_output, tensor, slot.region)
+            slot = Slot(False, IN_REGION)
+        elif slot.classification:
+            labels = signature.labels.get(tensor.name, ())
+            tensor = yield from classify(tensor, slot.classification, signature.max_batch_size > 0, labels)
+            keep(tensor.nbytes)
+            slot = Slot(slot.binary, 0)
+        if not slot.binary and not slot.classification:
+            long.append((yield from _in_parts(json_array_steps(tensor), place)))
+        outputs.append(tensor)
+        slots[tensor.name] = slot
+    return encode(request, Response(outputs, response.parameters), signature, ReplyFormat(slots, False), long)
+
+
+def _put_in(json: bytes, long: list[list[bytes | memoryview]]) -> list[bytes | memoryview]:
+    """The text with what stands elsewhere in its places; in one piece if it is not long."""
+    first, *others = json.split(_ELSEWHERE)
+    texts: list[bytes | memoryview] = [first]
+    for pieces, behind in zip(long, others, strict=True):
+        texts += pieces
+        texts.append(behind)
+    return texts if sum(map(len, texts)) > _PART_BYTES else [b"".join(texts)]
+
+
+def _in_parts(pieces: Iterator[bytes], place: Place) -> LongWork[list[bytes | memoryview]]:
+    """Small pieces put together to parts of _PART_BYTES, which lie where `place` puts them."""
+    parts: list[bytes | memoryview] = []
+    gathered: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        gathered.append(piece)
+        size += len(piece)
+        if size >= _PART_BYTES:
+            parts.append(place(b"".join(gathered)))
+            gathered = []
+            size = 0
+        yield None
+    parts.append(place(b"".join(gathered)))
+    return parts
 
 
 def is_large(request: Request, response: Response, reply_format: ReplyFormat, accept_encoding: bytes | None) -> bool:
@@ -107,88 +186,6 @@ def is_large(request: Request, response: Response, reply_format: ReplyFormat, ac
 def is_long_text(tensor: Tensor) -> bool:
     """Whether it takes long to make JSON of an output."""
     return tensor.nbytes > (LARGE_BYTES if tensor.datatype == BYTES else LARGE_OUTPUT)
-
-
-def encode_steps(
-    request: Request,
-    response: Response,
-    signature: Signature,
-    reply_format: ReplyFormat,
-    keep: Keep,
-    place: Place,
-) -> LongWork[Reply]:
-    """As `encode`, in steps; the JSON is several parts, which lie where `place` puts them.
-
-    Calls `keep(nbytes)` with what it keeps in the heap meanwhile.
-    """
-    text = _Text(place)
-    binaries: list[bytes | memoryview] = []
-    text.add(b"{")
-    if request.id:
-        text.add(b'"id":"')
-        for at in range(0, len(request.id), _STRING_BYTES):
-            text.add(json_text.string(request.id[at : at + _STRING_BYTES])[1:-1])
-            yield None
-        text.add(b'",')
-    text.add(_model(signature.model, signature.version))
-    if response.parameters:
-        text.add(_parameters(response.parameters))
-    between = b',"outputs":['
-    for tensor in response.outputs:
-        slot = _slot(tensor, reply_format)
-        if slot is None:
-            continue
-        if slot.region is not None:
-            yield partial(write_output, tensor, slot.region)
-            text.add(between)
-            between = b","
-            text.add(_without_data(tensor))
-            continue
-        if slot.classification:
-            labels = signature.labels.get(tensor.name, ())
-            tensor = yield from classify_steps(tensor, slot.classification, signature.max_batch_size > 0, labels)
-            keep(tensor.nbytes)
-        text.add(between)
-        between = b","
-        form = _output_form(tensor.name, tensor.datatype, len(tensor.shape), slot.binary)
-        if slot.binary:
-            text.add(form % (*tensor.shape, tensor.nbytes))
-            if tensor.nbytes:
-                binaries.append(tensor.buffer)
-            continue
-        text.add((form % (*tensor.shape, b""))[:-1])
-        for piece in json_array_steps(tensor):
-            text.add(piece)
-            yield None
-        text.add(b"}")
-    text.add(b"]}" if between == b"," else b',"outputs":[]}')
-    json = text.finish()
-    if not binaries:
-        return Reply(200, JSON, None, json)
-    return Reply(200, BINARY, sum(map(len, json)), [*json, *binaries])
-
-
-class _Text:
-    """Text that is put together from small pieces to parts of _PART_BYTES, which lie where `place` puts them."""
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._parts: list[bytes | memoryview] = []
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    def add(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._size += len(piece)
-        if self._size >= _PART_BYTES:
-            self.finish()
-
-    def finish(self) -> list[bytes | memoryview]:
-        """All parts."""
-        self._parts.append(self._place(b"".join(self._pieces)))
-        self._pieces = []
-        self._size = 0
-        return self._parts
 
 
 def _slot(tensor: Tensor, reply_format: ReplyFormat) -> Slot | None:
@@ -242,38 +239,46 @@ def _parameters(parameters: dict[str, object]) -> bytes:
 
 def json_array(tensor: Tensor) -> bytes:
     """A tensor's elements as a flat JSON array."""
-    if tensor.json is not None:
-        return tensor.json
     elements = _check_for_json(tensor)
     if tensor.datatype == BYTES:
-        return json_strings.array(_elements(tensor, elements))
+        data = bytes(tensor.buffer)
+        rows = strings.of_one_length(data)
+        if rows is not None and len(rows) == elements:
+            return json_text.strings(rows.tolist())
+        return json_text.strings(_strings(tensor, data, 0, elements, len(data) + 1)[0])
     if elements <= _FEW:
         values = _unpacker(tensor.datatype, elements)(tensor.buffer)
         return json_text.floats(values) if tensor.datatype in _FLOATS else orjson.dumps(values)
-    return _numbers(tensor.datatype, np.frombuffer(tensor.buffer, BY_NUMBER[tensor.datatype].numpy))
+    return b"".join(json_array_steps(tensor))
 
 
 def json_array_steps(tensor: Tensor) -> Iterator[bytes]:
-    """As `json_array`, in pieces, each of little work; some are empty."""
-    if tensor.json is not None:
-        yield tensor.json
-        return
+    """As `json_array`, in pieces, each of little work."""
     elements = _check_for_json(tensor)
-    if not elements:
-        yield b"[]"
-        return
-    front = b"["
+    yield b"["
     if tensor.datatype == BYTES:
-        for strings_ in _element_steps(tensor, elements):
-            if strings_:
-                yield front + json_strings.array(strings_)[1:-1]
-                front = b","
+        data = tensor.buffer
+        at = 0
+        left = elements
+        while left:
+            found, at = _strings(tensor, data, at, min(left, _STRINGS), at + _STRING_BYTES)
+            text = json_text.strings(found)[1:-1]
+            yield text if left == elements else b"," + text
+            left -= len(found)
     else:
         values = np.frombuffer(tensor.buffer, BY_NUMBER[tensor.datatype].numpy)
         for at in range(0, elements, _NUMBERS):
-            yield front + _numbers(tensor.datatype, values[at : at + _NUMBERS])[1:-1]
-            front = b","
+            text = _numbers(tensor.datatype, values[at : at + _NUMBERS])[1:-1]
+            yield b"," + text if at else text
     yield b"]"
+
+
+def _string_steps(text: str) -> Iterator[bytes]:
+    """A string in JSON, in pieces."""
+    yield b'"'
+    for at in range(0, len(text), _STRING_BYTES):
+        yield json_text.string(text[at : at + _STRING_BYTES])[1:-1]
+    yield b'"'
 
 
 def _check_for_json(tensor: Tensor) -> int:
@@ -302,48 +307,20 @@ def _numbers(datatype: int, values: np.ndarray[Any, Any]) -> bytes:
     return json_text.integers(values)
 
 
-def _elements(tensor: Tensor, count: int) -> list[bytes]:
-    data = bytes(tensor.buffer)
-    if count == 1 and len(data) >= 4 and len(data) == 4 + _LENGTH.unpack_from(data)[0]:
-        return [data[4:]]
-    rows = strings.of_one_length(data)
-    if rows is not None and len(rows) == count:
-        return cast(list[bytes], rows.tolist())
-    elements = []
+def _strings(tensor: Tensor, data: bytes | memoryview, at: int, count: int, end: int) -> tuple[list[bytes], int]:
+    """The next `count` strings of a tensor, or those that begin before `end`, and the position behind them."""
+    found: list[bytes] = []
     length_at = _LENGTH.unpack_from
-    at = 0
     try:
-        for _ in range(count):
+        while len(found) < count and at < end:
             start = at + 4
             at = start + length_at(data, at)[0]
-            elements.append(data[start:at])
+            found.append(bytes(data[start:at]))
     except StructError:
         raise _size_error(tensor) from None
     if at > len(data):
         raise _size_error(tensor)
-    return elements
-
-
-def _element_steps(tensor: Tensor, count: int) -> Iterator[list[bytes]]:
-    """As `_elements`, some at a time."""
-    data = tensor.buffer
-    elements: list[bytes] = []
-    at = size = 0
-    try:
-        for _ in range(count):
-            start = at + 4
-            at = start + _LENGTH.unpack_from(data, at)[0]
-            elements.append(bytes(data[start:at]))
-            size += at - start + 16
-            if size > _STRING_BYTES:
-                yield elements
-                elements = []
-                size = 0
-    except StructError:
-        raise _size_error(tensor) from None
-    if at > len(data):
-        raise _size_error(tensor)
-    yield elements
+    return found, at
 
 
 def _size_error(tensor: Tensor) -> ServeError:

@@ -6,18 +6,15 @@ from typing import Any
 
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, DataType
 
-from stubserve.api.placement import Placer
-from stubserve.api.reply_format import IN_REGION, ReplyFormat, Slot
-from stubserve.errors import internal, invalid
+from stubserve.api.placement import IN_REGION, Placer, ReplyFormat, Slot
+from stubserve.errors import invalid
 from stubserve.http.body import too_large
+from stubserve.http.infer_document import read_parameters
 from stubserve.http.json import data as json_data
-from stubserve.http.json.values import UNSET, as_array, as_bool, as_string, as_uint, find, is_int, is_uint, parse_json
+from stubserve.http.json.values import UNSET, as_array, as_bool, as_string, as_uint, find, parse_json
 from stubserve.inference.admission import duplicate_input, duplicate_output
-from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
+from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Accepts
-
-# A million of them would keep a hundred times the memory that their text has.
-MAX_PARAMETERS = 10_000
 
 _MAX_ELEMENTS = (1 << 63) - 1
 _MAX_BYTES = (1 << 64) - 1
@@ -37,7 +34,8 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
     if id is not UNSET:
         # Upstream's strings end at a NUL.
         request.id = as_string(id, "id").partition("\0")[0]
-    default_binary = read_parameters(request, find(document, "parameters"))
+    parameters = find(document, "parameters")
+    default_binary = parameters is not UNSET and read_parameters(request, parameters)
     at = len(header)
     names = set()
     for item in as_array(find(document, "inputs"), "inputs"):
@@ -79,44 +77,6 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
         request.requested_outputs = list(slots)
         note_regions(request, slots)
     return request, ReplyFormat(slots, default_binary)
-
-
-def read_parameters(request: Request, parameters: Any) -> bool:
-    """Puts the request's parameters where they belong; returns whether outputs are binary unless said otherwise."""
-    if parameters is UNSET:
-        return False
-    if not isinstance(parameters, dict):
-        raise internal("failed to get request params.: attempt to get members for non-object")
-    if len(parameters) > MAX_PARAMETERS:
-        raise invalid(f"request has {len(parameters)} parameters; it may have {MAX_PARAMETERS}")
-    binary = False
-    others: dict[str, Any] = {}
-    for key, value in parameters.items():
-        if key == "binary_data_output":
-            binary = as_bool(value, key)
-        elif key == "sequence_id":
-            request.correlation_id = value if is_uint(value) else as_string(value, key)
-        elif key == "sequence_start":
-            request.flags |= SEQUENCE_START if as_bool(value, key) else 0
-        elif key == "sequence_end":
-            request.flags |= SEQUENCE_END if as_bool(value, key) else 0
-        elif key == "priority":
-            request.priority = as_uint(value, key)
-        elif key == "timeout":
-            request.timeout_us = as_uint(value, key)
-        elif key.startswith("triton_"):
-            raise invalid(
-                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
-            )
-        elif isinstance(value, str | bool) or is_int(value):
-            others[key] = value
-        elif isinstance(value, int | float):
-            # An integer beyond 64 bits with a sign is a double to upstream.
-            others[key] = float(value)
-        else:
-            raise invalid(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
-    request.parameters = others or None
-    return binary
 
 
 def _check_content_fields(item: Any, parameters: Any) -> None:

@@ -6,8 +6,7 @@ from math import prod
 
 from stubserve_stub.wire.datatypes import BYTES
 
-from stubserve.api.placement import BodyPlacer
-from stubserve.api.reply_format import ReplyFormat
+from stubserve.api.placement import BodyPlacer, ReplyFormat
 from stubserve.errors import Code
 from stubserve.http.body import too_large
 from stubserve.inference.admission import size_mismatch

@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stubserve.api.management import ServerFacts
-from stubserve.connections.offload import LARGE_BYTES
 from stubserve.errors import ServeError, invalid
 from stubserve.http.asgi_request import body_of, client_of, find_model
 from stubserve.http.body import place, refusal
@@ -111,13 +110,15 @@ class GenerateRoute:
             headers = request.headers
             call = GenerateCall(model, self._server, self._streamed, context=lambda: headers.get("traceparent"))
             call.client = client_of(self._server, request)
-            if len(body) > LARGE_BYTES:
-                await call.start_in_steps(body)
-            else:
-                call.start(body)
-            request.scope[REQUEST_ID] = call.id
+            call.start(body)
             del body
-        watching = asyncio.ensure_future(_cancel_when_gone(request, call))
+            watching = asyncio.ensure_future(_cancel_when_gone(request, call))
+            try:
+                await call.begun()
+            except BaseException:
+                watching.cancel()
+                raise
+        request.scope[REQUEST_ID] = call.id
         if self._streamed:
             return EventStream(call, watching)
         try:

@@ -1,1 +1,1 @@
-"""The vocabulary that everybody shares: request, response, tensor, statistics, and the checks on admission."""
+"""The vocabulary that everybody shares: request, response, tensor, call, statistics, admission, and long work."""

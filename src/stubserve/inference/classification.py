@@ -12,7 +12,7 @@ from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
 from stubserve.errors import internal, invalid
-from stubserve.inference.long_work import LongWork, finish
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.tensor import Tensor
 
 MAX_ELEMENTS = 1_000_000
@@ -23,18 +23,13 @@ _TEXTS = 256
 _UNSUPPORTED = frozenset((BOOL, FP16, BF16, BYTES))
 
 
-def classify(tensor: Tensor, count: int, batching: bool, labels: Sequence[str] = ()) -> Tensor:
+def classify(tensor: Tensor, count: int, batching: bool, labels: Sequence[str] = ()) -> LongWork[Tensor]:
     """The `count` greatest elements of each batch item, as BYTES `<value>:<index>[:<label>]`, greatest first.
 
     The result has shape [batch, min(count, elements)], without the batch where the model has none (`batching`).
     Upstream's sort leaves the order of equal values open; here the lower index comes first.
     Raises ServeError (INVALID_ARG) for types without an order, and for more than a million elements per item.
     """
-    return finish(classify_steps(tensor, count, batching, labels))
-
-
-def classify_steps(tensor: Tensor, count: int, batching: bool, labels: Sequence[str] = ()) -> LongWork[Tensor]:
-    """As `classify`, in steps."""
     if tensor.datatype in _UNSUPPORTED:
         raise invalid(
             f"class result not available for output due to unsupported type '{BY_NUMBER[tensor.datatype].name}'"

@@ -82,16 +82,14 @@ class Request:
 
     `requested_outputs` is None for all. `timeout_us` and `priority` are 0 when the client gave none. `batch_size` is
     the leading dimension, at least 1, for statistics and batching; for models without batching it is 1.
-    `parameters` are those that are not reserved by the protocol, or None. `texts_as_json` says that its client gets
-    outputs of strings as JSON, so that the stub may write it (`Tensor.json`). `regions` is None but for a request that
+    `parameters` are those that are not reserved by the protocol, or None. `regions` is None but for a request that
     refers to shared memory of its client: then it says which outputs are to be written there. `client` is who asks,
     where clients are told apart (`--fair-queues`); None otherwise, and for requests that models make.
 
     **What becomes of it.** `admitted` is set once `admission.admit` has found nothing wrong. `sequence` is what its
     model is told in place of `correlation_id` and `flags`, None where those hold: the sequence batcher gives a request
-    without an id one of its own, and flags to the first of its executions only. `shared` says that its answer may go to
-    others, too, out of the response cache, which owns that field; so its texts are no JSON. `cancelled` says that
-    nobody waits for it.
+    without an id one of its own, and flags to the first of its executions only. `cancelled` says that nobody waits for
+    it.
 
     Times are CLOCK_MONOTONIC nanoseconds, 0 until they happen; statistics, metrics and traces derive from them.
 
@@ -128,9 +126,7 @@ class Request:
         "request_start_ns",
         "requested_outputs",
         "sequence",
-        "shared",
         "stream",
-        "texts_as_json",
         "timeout_us",
         "trace",
     )
@@ -160,14 +156,12 @@ class Request:
         self.parameters = parameters
         self.requested_outputs = requested_outputs
         self.batch_size = batch_size
-        self.texts_as_json = False
         self.regions = regions
         self.client = client
         # What becomes of it
         self.on_response = on_response
         self.admitted = False
         self.sequence: tuple[int | str, int] | None = None
-        self.shared = False
         self.cancelled = False
         self.outcome: str | None = None
         self.stream: ResponseStream | None = None

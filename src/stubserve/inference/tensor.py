@@ -20,16 +20,13 @@ class Tensor:
     None, the `nbytes` at arena offset `offset` inside `span`: all of it, where these two are not given. A tensor that
     has neither has no place: as an input of an empty slot it is zeros, which its stub makes.
 
-    An output of strings that only its client is to see, as JSON, may be no more than that: `json`, its elements as an
-    array. Then its bytes are none.
-
     An input of strings that were read from JSON may be `texts`, its elements one by one (`messages.pack_texts`), in as
     many bytes as `nbytes` says. Whoever wants `data` has it made.
 
     `strings` is how many elements the bytes are known to be, where whoever made them of strings has counted; else -1.
     """
 
-    __slots__ = ("_data", "datatype", "json", "name", "nbytes", "offset", "shape", "span", "strings", "texts")
+    __slots__ = ("_data", "datatype", "name", "nbytes", "offset", "shape", "span", "strings", "texts")
 
     def __init__(
         self,
@@ -47,7 +44,6 @@ class Tensor:
         self._data = data
         self.span = span
         self.strings = -1
-        self.json: bytes | None = None
         self.texts: bytes | None = None
         if data is not None:
             self.offset = 0

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 from stubserve_stub.wire import messages, places
-from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor, WireTrace
-from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, Place, Shared, Zeros
+from stubserve_stub.wire.places import AsList, InArena, InRegion, Lent, Place, Shared, Zeros
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response, unanswered
@@ -127,8 +126,7 @@ def write_request(request: Request, inputs: Sequence[Tensor]) -> WireRequest:
     return (
         request.id,
         correlation_id,
-        # Neither a trace nor a cache is to have the texts.
-        flags | messages.TEXTS_AS_JSON if request.texts_as_json and trace is None and not request.shared else flags,
+        flags,
         request.timeout_us,
         request.parameters,
         None if trace is None else trace.wire,
@@ -179,9 +177,8 @@ def read_tensor(
 
     What the stub may name: bytes; its own segment, whose accounts are `memory`; and what it was given, which are the
     tensors `given` and what it holds. As an output it may also name what the request that it has `answered` allows: the
-    inputs of that request, the regions of its client, and the JSON that the client is to get. The stub keeps an input
-    that it names (`kept`), while an output is sent on. Raises ServeError that begins with what is wrong, ValueError for
-    what is no place.
+    inputs of that request, and the regions of its client. The stub keeps an input that it names (`kept`), while an
+    output is sent on. Raises ServeError that begins with what is wrong, ValueError for what is no place.
     """
     name, datatype, shape, data = wire
     if isinstance(data, bytes):
@@ -192,10 +189,6 @@ def read_tensor(
     own: Sequence[Tensor] = ()
     if answered is not None:
         own = answered.inputs
-        if isinstance(place, AsJson) and datatype == BYTES and answered.texts_as_json and answered.trace is None:
-            tensor = Tensor(name, datatype, shape, b"")
-            tensor.json = place.text
-            return tensor
         if isinstance(place, InRegion) and answered.regions is not None and name in answered.regions:
             # Its stub has written it where the client wants it.
             return Tensor(name, datatype, shape, b"")

@@ -15,7 +15,6 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from stubserve.connections.listening import Acceptor
-from stubserve.connections.offload import Offload
 from stubserve.connections.paced_transport import see_it_closed
 from stubserve.connections.tls import tls_context
 from stubserve.http.app import create_app
@@ -24,6 +23,7 @@ from stubserve.http.fallback import uvicorn_config
 from stubserve.http.message import has_asked
 from stubserve.http.pages import create_metrics_app
 from stubserve.http.shared import Connections
+from stubserve.inference.long_work import Offload
 from stubserve.server.server import Server
 
 

@@ -14,11 +14,11 @@ from stubserve.api.forwarded_headers import HeaderForwarding
 from stubserve.api.status import ServerStatus
 from stubserve.api.tokens import Tokens
 from stubserve.connections.arrival import Arrivals
-from stubserve.connections.offload import Offload
 from stubserve.connections.slow_clients import RequestPace, SlowClients
 from stubserve.errors import ServeError, invalid, overloaded, unavailable
 from stubserve.http.access import http_access
 from stubserve.http.json.process import JsonProcess
+from stubserve.inference.long_work import Offload
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.confinement import confinement
 from stubserve.instances.janitor import Janitor

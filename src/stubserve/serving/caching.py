@@ -123,7 +123,6 @@ class ModelCache:
         With `at_once` what is found in no time is answered before this returns, unless other answers have to go out
         before it. Whether it is answered.
         """
-        request.shared = True  # what is kept is for any client
         if request.regions is not None:
             self._queue(request, False)
             self._delivery.expect(request)

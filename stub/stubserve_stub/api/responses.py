@@ -10,10 +10,9 @@ from stubserve_stub.api.exceptions import TritonError, TritonModelException
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets
-from stubserve_stub.wire import codes, json_strings
+from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull
-from stubserve_stub.wire.layout import INLINE_BYTES
-from stubserve_stub.wire.places import AsJson, Place
+from stubserve_stub.wire.places import Place
 
 if TYPE_CHECKING:
     # What they import, msgpack, is not there where only the public module is wanted.
@@ -78,13 +77,12 @@ class InferenceResponse:
         update: Optional[StateUpdate] = None,
         partly: bool = False,
         in_regions: Optional[SlotOutputs] = None,
-        as_json: bool = False,
     ) -> WireResponse:
         """As the wire has it, an error where its outputs find no memory. Only those of `requested` are left then.
 
         As upstream: what is missing is no error, and the others are gone for the model, too. What it has of the states
         of its request's sequence is kept by `update`, `partly` if need be. `in_regions` knows outputs that go into
-        shared memory of the client. With `as_json` those of BYTES may be JSON.
+        shared memory of the client.
         """
         error = self._error
         if error is not None:
@@ -104,15 +102,8 @@ class InferenceResponse:
                 if name not in requested:
                     continue
                 kept.append(tensor)
-                place: Optional[Place] = None
-                if as_json and tensor._elements is not None:
-                    place = _json(tensor._elements)
-                    if place is not None:
-                        outputs.append((name, tensor._datatype, tensor._shape, place))
-                        continue
                 datatype, shape, buffer = tensor._payload()
-                if in_regions is not None:
-                    place = in_regions.place(name, buffer)
+                place: Optional[Place] = None if in_regions is None else in_regions.place(name, buffer)
                 outputs.append((name, datatype, shape, placer.place(buffer) if place is None else place))
         except ArenaFull as full:
             placer.free(own_offsets(outputs))
@@ -142,11 +133,3 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
         if tensor.name() == name:
             return tensor
     return None
-
-
-def _json(elements: List[bytes]) -> Optional[Place]:
-    """The elements of a tensor of BYTES as JSON, None where they are not small."""
-    if sum(map(len, elements)) > INLINE_BYTES:
-        return None
-    text = json_strings.array(elements)
-    return AsJson(text) if len(text) <= INLINE_BYTES else None

@@ -27,7 +27,7 @@ read by whoever waits for them while the main thread is in `execute`::
 
     requests  one for each slot of the batch, in order; None for a slot that is empty
     request   (id, correlation_id, flags, timeout_us, parameters, trace, requested_outputs, inputs)
-    flags     Triton's for a request; with TEXTS_AS_JSON, outputs of BYTES may come as the JSON of their elements
+    flags     Triton's for a request
     region_outputs   (slot, name, region, offset, nbytes): outputs that are to be written into clients' regions
     entries   one for each slot: a response; None where a sender answers, before or after, and for an empty slot;
               RESCHEDULED where the same request is to be executed again
@@ -75,9 +75,6 @@ CALL_BLOCKS = 5
 CANCEL = 6
 DISCARD = 7
 TAKEN = 8
-
-# Triton's flags are 32 bits.
-TEXTS_AS_JSON = 1 << 32
 
 FINAL = 1
 ACKNOWLEDGE = 2

@@ -1,6 +1,6 @@
 """Where the bytes of a tensor are: one vocabulary for parent and stub.
 
-A place is one of nine things. The bytes themselves are a place, too: a small tensor travels inside its message, as
+A place is one of eight things. The bytes themselves are a place, too: a small tensor travels inside its message, as
 msgpack's own binary type, and costs neither an object nor a tag. Every other place is a tuple that begins with its tag,
 and goes into a message as it is::
 
@@ -11,8 +11,6 @@ and goes into a message as it is::
                                                               that begins at `within`
     InRegion  (4, region, offset, nbytes)                     inside a client's own memory, registered under a number
     OnDevice  (5, kind, device, handle, offset, nbytes)       memory of a device; its driver opens it by `handle`
-    AsJson    (6, text)                     stub ▶ parent     no place: the strings of an output as the JSON that its
-                                                              client is to get, where the request says TEXTS_AS_JSON
     AsList    (7, packed)                   parent ▶ stub     no place: the strings of an input one by one, as they were
                                                               read from JSON (`messages.pack_texts`)
     Zeros     (8, nbytes)             parent ▶ stub     no place: what an empty slot of a batch is given (`zeros`)
@@ -36,7 +34,6 @@ SHARED = 2
 LENT = 3
 REGION = 4
 DEVICE = 5
-JSON = 6
 LIST = 7
 ZEROS = 8
 
@@ -68,11 +65,6 @@ class _DeviceFields(NamedTuple):
     handle: bytes
     offset: int
     nbytes: int
-
-
-class _JsonFields(NamedTuple):
-    tag: int
-    text: bytes
 
 
 class _ListFields(NamedTuple):
@@ -130,19 +122,6 @@ class OnDevice(_DeviceFields):
         return super().__new__(cls, DEVICE, kind, device, handle, offset, nbytes)
 
 
-class AsJson(_JsonFields):
-    """The elements of a BYTES output as a JSON array."""
-
-    __slots__ = ()
-
-    def __new__(cls, text: bytes) -> AsJson:
-        return super().__new__(cls, JSON, text)
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.text)
-
-
 class AsList(_ListFields):
     """The elements of a BYTES input as a list in msgpack."""
 
@@ -165,7 +144,7 @@ class Zeros(_ZerosFields):
         return super().__new__(cls, ZEROS, nbytes)
 
 
-Place = Union[bytes, InArena, Shared, Lent, InRegion, OnDevice, AsJson, AsList, Zeros]
+Place = Union[bytes, InArena, Shared, Lent, InRegion, OnDevice, AsList, Zeros]
 
 # By the tag and the types of all fields, for a message may hold anything
 _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
@@ -174,7 +153,6 @@ _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
     (LENT, (int,) * 4): Lent,
     (REGION, (int,) * 4): InRegion,
     (DEVICE, (int, int, int, bytes, int, int)): OnDevice,
-    (JSON, (int, bytes)): AsJson,
     (LIST, (int, bytes)): AsList,
     (ZEROS, (int, int)): Zeros,
 }
@@ -186,9 +164,7 @@ def unpack(wire: Any) -> Place:
         return wire
     if type(wire) is tuple and wire and type(wire[0]) is int:
         found = _CLASSES.get((wire[0], tuple(map(type, wire))))
-        if found is not None and (
-            found in (AsJson, AsList) or min(wire if found is not OnDevice else wire[:3] + wire[4:]) >= 0
-        ):
+        if found is not None and (found is AsList or min(wire if found is not OnDevice else wire[:3] + wire[4:]) >= 0):
             place: Place = tuple.__new__(found, wire)
             return place
     raise ValueError("no place of a tensor: {!r}".format(wire))
@@ -198,8 +174,6 @@ def refusal(place: Place) -> str:
     """Why nobody here can use memory of this kind, for people; empty if the kind is served."""
     if isinstance(place, InRegion):
         return "lies in a client's shared memory (region {}), of which nobody has told".format(place.region)
-    if isinstance(place, AsJson):
-        return "is JSON, for which nobody has asked"
     if isinstance(place, AsList):
         return "is a list of strings, which only inputs may be"
     if isinstance(place, Zeros):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from stubserve_stub.wire import messages, places
-from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, OnDevice, Place, Shared, Zeros
+from stubserve_stub.wire.places import AsList, InArena, InRegion, Lent, OnDevice, Place, Shared, Zeros
 
 # The format, to the byte: whoever changes one of these changes WIRE_VERSION as well.
 GOLDEN: list[tuple[Place, str]] = [
@@ -18,7 +18,6 @@ GOLDEN: list[tuple[Place, str]] = [
     (Lent(4160, 1025, 4096), "9403cd1040cd0401cd1000"),
     (InRegion(7, 64, 1025), "94040740cd0401"),
     (OnDevice(2, 1, b"\xff\0", 256, 1025), "96050201c402ff00cd0100cd0401"),
-    (AsJson(b'["a"]'), "9206c4055b2261225d"),
     (AsList(b"\x91\xa1a"), "9207c40391a161"),
     (Zeros(1025), "9208cd0401"),
 ]
@@ -91,6 +90,5 @@ def test_what_is_refused_where_nobody_can_use_it() -> None:
     )
     assert places.refusal(AsList(b"\x90")) == "is a list of strings, which only inputs may be"
     assert places.refusal(Zeros(8)) == "is zeros that lie nowhere, which only inputs of empty slots may be"
-    assert places.refusal(AsJson(b"[]")) == "is JSON, for which nobody has asked"
     assert not places.refusal(b"")
     assert not places.refusal(InArena(0, 64))

@@ -13,7 +13,7 @@ from unittest import mock
 import msgspec
 
 from stubserve.http import infer_structs
-from stubserve.http.infer_decode import decode
+from stubserve.http.infer import decode
 from stubserve.inference.admission import admit
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks

@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER
 from tritonclient.grpc import service_pb2
 
-from stubserve.grpc import envelope as envelopes
 from stubserve.grpc import infer_decode
 from stubserve.grpc.infer_decode import decode
 from stubserve.grpc.wire import Malformed
@@ -30,9 +29,9 @@ def fuzz_one(data: bytes) -> None:
         theirs = service_pb2.ModelInferRequest.FromString(data)
     except DecodeError:
         theirs = None
-    envelopes.first_raw(memoryview(data))
+    infer_decode.first_raw(memoryview(data))
     try:
-        ours = envelopes.split(data)
+        ours = infer_decode.split(data)
     except Malformed:
         if theirs is not None and not _has_groups(data):
             raise Finding("our envelope refuses what protobuf reads") from None
@@ -63,7 +62,7 @@ def _read(data: bytes, known: Signature) -> Any:
     memory = Memory()
 
     def read() -> Any:
-        request, reply_format = decode(data, envelopes.split(data), known, memory.store)
+        request, reply_format = decode(data, infer_decode.split(data), known, memory.store)
         try:
             admit(request, known)
             return described(request), reply_format
@@ -85,7 +84,7 @@ def _compare_numbers(message: Any, data: bytes) -> None:
         return
     memory = Memory()
     try:
-        request, _ = decode(data, envelopes.split(data), signature("mixed"), memory.store)
+        request, _ = decode(data, infer_decode.split(data), signature("mixed"), memory.store)
     except Exception:
         return
     for item, tensor in zip(message.inputs, request.inputs, strict=False):

@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections import deque
 from time import monotonic
 
-from stubserve.connections.offload import SLICE_S, Offload
 from stubserve.grpc.http2.frames import ENHANCE_YOUR_CALM, PROTOCOL_ERROR, ConnectionFault
+from stubserve.inference.long_work import SLICE_S, Offload
 from stubserve.settings.groups import GrpcSettings
 
 MAX_RESETS = 1000

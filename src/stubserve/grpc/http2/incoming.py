@@ -15,8 +15,8 @@ from stubserve_stub.wire.layout import ALIGNMENT
 from stubserve.connections.arrival import ArenaArrival
 from stubserve.connections.slow_clients import Owner
 from stubserve.errors import ServeError
-from stubserve.grpc.envelope import first_raw
 from stubserve.grpc.http2.endpoint import Endpoint
+from stubserve.grpc.infer_decode import first_raw
 from stubserve.grpc.transport import INTERNAL, MAX_MESSAGE_BYTES, RESOURCE_EXHAUSTED, UNIMPLEMENTED
 from stubserve.memory.blocks import Block
 

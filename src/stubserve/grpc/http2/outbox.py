@@ -18,16 +18,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from stubserve.connections.offload import LARGE_BYTES
 from stubserve.errors import ServeError, internal, unavailable
 from stubserve.grpc.http2.compression import deflate
 from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.grpc.http2.heads import OPENING, opening
 from stubserve.grpc.http2.incoming import PREFIX_BYTES
 from stubserve.grpc.http2.writer import FrameWriter
-from stubserve.grpc.jobs import OrderedJobs
 from stubserve.grpc.transport import Keep, Parts
-from stubserve.inference.long_work import LongWork, finish
+from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs, finish
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
 

@@ -15,15 +15,13 @@ from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.arrival import Content
-from stubserve.connections.offload import LARGE_BYTES
 from stubserve.errors import ServeError
-from stubserve.grpc.envelope import first_raw
 from stubserve.grpc.http2.compression import inflate, short_content
 from stubserve.grpc.http2.incoming import Message, MessageRefusal, refusal_of
-from stubserve.grpc.jobs import OrderedJobs
+from stubserve.grpc.infer_decode import first_raw
 from stubserve.grpc.transport import INTERNAL, Keep, Parts, Prepare
 from stubserve.grpc.wire import Malformed
-from stubserve.inference.long_work import LongWork
+from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs
 from stubserve.memory.heap_account import HeapShare
 
 log = logging.getLogger("stubserve.grpc")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 
-from stubserve.connections.offload import LARGE_BYTES
 from stubserve.errors import ServeError
 from stubserve.grpc.http2 import frames
 from stubserve.grpc.http2.endpoint import Endpoint
@@ -19,6 +18,7 @@ from stubserve.grpc.http2.incoming import PREFIX_BYTES, Message, MessageRefusal,
 from stubserve.grpc.http2.preparation import PreparedMessages
 from stubserve.grpc.http2.writer import FrameWriter
 from stubserve.grpc.transport import DEADLINE_EXCEEDED, INTERNAL, Handler, Method
+from stubserve.inference.long_work import LARGE_BYTES
 
 log = logging.getLogger("stubserve.grpc")
 

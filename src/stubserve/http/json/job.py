@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from stubserve.api.reply_format import ReplyFormat, Slot
+from stubserve.api.placement import ReplyFormat, Slot
 from stubserve.inference.request import Request, unanswered
 from stubserve.inference.signature import Signature, TensorSignature
 from stubserve.inference.tensor import Tensor

@@ -2,7 +2,7 @@
 
 orjson holds the interpreter's lock while it reads: 64 MiB of numbers would be more than a second in which the server
 answers nobody, and take half a gigabyte of its memory. In a thread it would be the same, and a document cannot be read
-in pieces without a parser of our own. So the text goes to a worker (`json_worker`), and back come the request and the
+in pieces without a parser of our own. So the text goes to a worker (`worker`), and back come the request and the
 bytes of its tensors, which are received into the arena.
 
 The worker is started for the first large document and ended when there was none for IDLE_S. It reads one at a time.
@@ -23,8 +23,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-from stubserve.api.placement import BodyPlacer, Store
-from stubserve.api.reply_format import ReplyFormat, Slot
+from stubserve.api.placement import BodyPlacer, ReplyFormat, Slot, Store
 from stubserve.errors import Code, ServeError, internal
 from stubserve.http.infer_json import note_regions
 from stubserve.http.json.job import GENERATE, HEAD, IN_REGION, INFER, pack, pack_signature, unpack, unpack_request

@@ -73,7 +73,7 @@ class ModelBatch:
         return InferenceRequest._received(
             request_id,
             correlation_id,
-            flags & ~messages.TEXTS_AS_JSON,
+            flags,
             timeout_us,
             parameters,
             trace,
@@ -146,10 +146,7 @@ class ModelBatch:
                 raise ContractBroken("Unable to send response. Non-decoupled model cannot send more than one response.")
             sender._revoke()
         outputs = None if batch.regions is None else batch.regions.outputs(index)
-        wire = batch.requests[index]
-        # Whether its client gets the strings of outputs as JSON
-        as_json = wire is not None and wire[2] >= messages.TEXTS_AS_JSON
-        return response._encode(request._requested_output_names, batch, update, False, outputs, as_json)
+        return response._encode(request._requested_output_names, batch, update, False, outputs)
 
     def left_open(self) -> List[Entry]:
         """The entries of RESULT for a decoupled model: all is said, or will be, through senders."""

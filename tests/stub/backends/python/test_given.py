@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 from stubserve_stub.api import bls
 from stubserve_stub.api.constants import ErrorCode
-from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import Senders
-from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.channel import Channel
@@ -22,8 +20,7 @@ from stubserve_stub.wire import messages, strings
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import Grant, Ledger
 from stubserve_stub.wire.datatypes import BYTES
-from stubserve_stub.wire.layout import INLINE_BYTES
-from stubserve_stub.wire.places import AsJson, AsList, InArena, InRegion, Lent, OnDevice, Place, Shared, Zeros
+from stubserve_stub.wire.places import AsList, InRegion, Lent, OnDevice, Place, Shared, Zeros
 from stubserve_stub.wire.stub_arena import StubArena
 
 FP32 = 11
@@ -113,20 +110,6 @@ def test_places_that_a_model_cannot_read_are_refused(channel: Channel, place: Pl
     with pytest.raises(Refusal) as caught:
         batch(channel, request(b"", place))
     assert str(caught.value) == text
-
-
-def test_strings_are_written_as_json_where_the_request_lets_it_and_they_are_few(channel: Channel) -> None:
-    plain, asking = request(), request()
-    asking = (*asking[:2], messages.TEXTS_AS_JSON | 1, *asking[3:])
-    made = batch(channel, plain, asking, asking, asking)
-    assert [one.flags() for one in made.requests] == [0, 1, 1, 1]
-    few, many = np.array([b'"', b"b"], np.object_), np.array([b"x" * INLINE_BYTES], np.object_)
-    outputs = [Tensor("OUT", array) for array in (few, few, many)]
-    outputs.append(Tensor._received("OUT", BYTES, (1,), b"\1\0\0\0c", None))
-    found = [entry[1][0][3] for entry in made.encode([InferenceResponse([output]) for output in outputs])]
-    assert found[:2] == [b'\1\0\0\0"\1\0\0\0b', AsJson(b'["\\"","b"]')]
-    assert isinstance(found[2], InArena)
-    assert found[3] == b"\1\0\0\0c"
 
 
 def test_an_answer_that_cannot_be_read_is_an_error_and_the_rest_of_it_is_let_go_of(channel: Channel) -> None:

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from stubserve.connections import offload
-from stubserve.connections.offload import Offload
-from stubserve.inference.long_work import LongWork, finish
+from stubserve.inference import long_work as offload
+from stubserve.inference.long_work import LongWork, Offload, finish
 
 
 def numbers(count: int, seen: list[int]) -> LongWork[int]:

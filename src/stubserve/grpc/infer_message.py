@@ -1,21 +1,101 @@
-"""The parameters of a ModelInferRequest: those of the request itself, of its inputs and of the outputs it asks for.
+"""A ModelInferRequest read by way of the generated message: checked in upstream's order, refused in upstream's words.
 
-Some are the protocol's (sequences, priority, timeout, shared memory, classification); the others are the model's.
+Some parameters are the protocol's (sequences, priority, timeout, shared memory, classification); the others are the
+model's.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from stubserve.api.placement import BodyPlacer
-from stubserve.api.reply_format import IN_REGION, Slot
-from stubserve.errors import ServeError, invalid
-from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
+from google.protobuf.message import DecodeError
+from stubserve_stub.wire.datatypes import BY_NAME, DataType
 
+from stubserve.api.placement import IN_REGION, BodyPlacer, ReplyFormat, Slot
+from stubserve.errors import ServeError, invalid
+from stubserve.grpc import contents
+from stubserve.grpc.messages import service_pb2
+from stubserve.grpc.wire import Malformed, TooManyParts
+from stubserve.inference.admission import duplicate_input, duplicate_output
+from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
+from stubserve.inference.signature import Signature
+
+# Of one tensor; numpy's arrays have no more than 64.
+MAX_DIMS = 1024
+
+_INVALID = DataType(0, "<invalid>", "", 0, None)
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 
 _UINT64 = (1 << 64) - 1
 _CHOICES = ("int64_param", "bool_param", "string_param", "double_param")
+
+
+def decode_message(
+    description: bytes, id: str, raw: list[tuple[int, int]], signature: Signature, placer: BodyPlacer
+) -> tuple[Request, ReplyFormat]:
+    """The request that a description (parameters, inputs and outputs) makes with these raw contents of its message.
+
+    Raises ServeError, and Malformed where the description is none.
+    """
+    try:
+        message = service_pb2.ModelInferRequest.FromString(description)
+    except DecodeError:
+        raise Malformed from None
+    request = Request([], unanswered, id)
+    empty_final = read_parameters(request, message.parameters)
+    for items, refusal in ((message.inputs, duplicate_input), (message.outputs, duplicate_output)):
+        names = set()
+        for item in items:
+            if item.name in names:
+                raise refusal(request, item.name)
+            names.add(item.name)
+    _read_inputs(request, message.inputs, raw, signature, placer)
+    slots = read_outputs(message.outputs, placer)
+    if slots is not None:
+        request.requested_outputs = list(slots)
+        regions = {name: slot.region for name, slot in slots.items() if slot.region is not None}
+        if regions:
+            request.regions = {**(request.regions or {}), **regions}
+    return request, ReplyFormat(slots, True, empty_final)
+
+
+def _read_inputs(
+    request: Request, inputs: Any, raw: list[tuple[int, int]], signature: Signature, placer: BodyPlacer
+) -> None:
+    """Puts the inputs into the request."""
+    left = iter(raw)
+    for item in inputs:
+        if len(item.shape) > MAX_DIMS:
+            raise TooManyParts(f"dimensions of input '{item.name}'", MAX_DIMS)
+        shape = tuple(item.shape)
+        datatype = BY_NAME.get(item.datatype, _INVALID).number
+        given = item.HasField("contents")
+        region = shared_memory(item)
+        if region is not None:
+            if given:
+                raise invalid(
+                    f"unexpected 'content' provided when using shared memory for input tensor '{item.name}' "
+                    f"for model '{signature.model}'"
+                )
+            request.inputs.append(placer.in_region(item.name, datatype, shape, *region))
+            if request.regions is None:
+                request.regions = {}
+            continue
+        if given:
+            if raw:
+                raise invalid(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{item.name}' for model '{signature.model}'"
+                )
+            data = contents.read(item.contents, item.name, datatype, signature.model)
+            request.inputs.append(placer.put(item.name, datatype, shape, data))
+            continue
+        start, end = next(left, (-1, -1))
+        if start < 0:
+            raise invalid(
+                f"unable to find data for input tensor '{item.name}' for model '{signature.model}' in request."
+            )
+        request.inputs.append(placer.slice(item.name, datatype, shape, start, end - start))
 
 
 def read_parameters(request: Request, parameters: Any) -> bool:
