@@ -14,7 +14,7 @@ from stubserve.flags import parse_arguments, usage
 from stubserve.flags.table import FLAGS
 from stubserve.flags.unneeded import UNNEEDED
 from stubserve.flags.values import UsageError
-from stubserve.settings.groups import Tls
+from stubserve.settings.fronts import Tls
 
 
 def test_both_spellings() -> None:

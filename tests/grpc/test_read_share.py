@@ -15,7 +15,7 @@ from stubserve.grpc.http2.budget import SHORT_BYTES, ClientBudget
 from stubserve.grpc.http2.connection import Http2Connection
 from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.inference.long_work import SLICE_S, Offload
-from stubserve.settings.groups import GrpcSettings
+from stubserve.settings.fronts import GrpcSettings
 from tools.fuzz.server import Transport
 
 KIB = 1024

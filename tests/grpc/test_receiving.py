@@ -18,7 +18,7 @@ from stubserve.grpc.http2.stream import Http2Stream
 from stubserve.grpc.transport import Method
 from stubserve.memory.blocks import Block
 from stubserve.memory.server_memory import Memory
-from stubserve.settings.groups import GrpcSettings
+from stubserve.settings.fronts import GrpcSettings
 from tests.grpc.test_stream import Sent
 
 

@@ -16,7 +16,7 @@ from stubserve.grpc.http2.heads import RpcHead
 from stubserve.grpc.http2.stream import Http2Stream
 from stubserve.grpc.http2.writer import FrameWriter
 from stubserve.grpc.transport import OK, UNAVAILABLE, Handler, Method, Rpc
-from stubserve.settings.groups import GrpcSettings
+from stubserve.settings.fronts import GrpcSettings
 
 
 class Sent(list[bytes]):

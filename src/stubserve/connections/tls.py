@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stubserve.connections.changing_files import ChangingFiles
-from stubserve.settings.groups import Tls
+from stubserve.settings.fronts import Tls
 
 log = logging.getLogger("stubserve.server")
 

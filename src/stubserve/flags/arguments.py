@@ -19,23 +19,19 @@ from stubserve.flags.unneeded import UNNEEDED
 from stubserve.flags.values import CloudAddress, UsageError, check_restricted, parse_bool, parse_int, parse_repository
 from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
 from stubserve.settings.cache import REDIS, CacheSettings, CacheSettingsError
+from stubserve.settings.fronts import GrpcSettings, HttpSettings, SageMakerSettings, Tls, VertexSettings
 from stubserve.settings.groups import (
     EXPLICIT,
     NONE,
     POLL,
     AuthSettings,
     ClientSettings,
-    GrpcSettings,
-    HttpSettings,
     InstanceSettings,
     LoggingSettings,
     MetricsSettings,
     RateLimitSettings,
     RepositorySettings,
-    SageMakerSettings,
     Settings,
-    Tls,
-    VertexSettings,
 )
 from stubserve.settings.tracing import OPENTELEMETRY, TracingSettings
 

@@ -31,9 +31,9 @@ from stubserve.grpc.transport import (
     Method,
     Parts,
 )
-from stubserve.inference.long_work import LongWork, finish
+from stubserve.inference.long_work import LongWork, finish, uncounted
 from stubserve.memory.blocks import Block
-from stubserve.settings.groups import GrpcSettings
+from stubserve.settings.fronts import GrpcSettings
 
 log = logging.getLogger("stubserve.grpc")
 
@@ -46,7 +46,7 @@ _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 def _done(work: Callable[[Keep], LongWork[Parts]]) -> Parts:
     """What the work makes, all of it at once: in a thread, as everything of grpcio's is."""
-    return finish(work(lambda nbytes: None))
+    return finish(work(uncounted))
 
 
 def _drop(item: _Waiting) -> None:
@@ -296,7 +296,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
     def _rpc(self, path: str, method: Method) -> Any:
         compression = self._compression if method.infers else None
 
-        async def unary(_: Any, context: Any) -> bytes:
+        async def unary(_: Any, context: Any) -> Any:
             log.debug(REQUEST_LINE, path)
             if compression is not None:
                 context.set_compression(compression)
@@ -313,11 +313,9 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 log.debug(CANCELLATION_LINE, path)
                 handler.on_cancel()
                 raise
-            if isinstance(answer, bytes):
-                return answer
-            status, text = answer
-            await context.abort(_STATUS[status], text)
-            raise AssertionError("not reached")
+            if not isinstance(answer, bytes):
+                await context.abort(_STATUS[answer[0]], answer[1])  # which raises
+            return answer
 
         async def stream(_: Any, context: Any) -> None:
             log.debug(REQUEST_LINE, path)

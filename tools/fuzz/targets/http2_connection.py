@@ -18,7 +18,7 @@ from stubserve.grpc.http2.connection import Http2Connection
 from stubserve.grpc.http2.endpoint import SHORT_MESSAGES_BYTES, Endpoint
 from stubserve.grpc.transport import OK, Method, Rpc
 from stubserve.memory.blocks import Block
-from stubserve.settings.groups import GrpcSettings
+from stubserve.settings.fronts import GrpcSettings
 
 from ..finding import Finding, same
 from ..server import FuzzedServer, Transport, cut, deliver, in_loop

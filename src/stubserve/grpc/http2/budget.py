@@ -26,7 +26,7 @@ from time import monotonic
 
 from stubserve.grpc.http2.frames import ENHANCE_YOUR_CALM, PROTOCOL_ERROR, ConnectionFault
 from stubserve.inference.long_work import SLICE_S, Offload
-from stubserve.settings.groups import GrpcSettings
+from stubserve.settings.fronts import GrpcSettings
 
 MAX_RESETS = 1000
 MAX_IDLE_FRAMES = 1000

@@ -38,7 +38,7 @@ from stubserve.grpc.http2.reader import MAX_FRAME_BYTES, MAX_STREAMS, FrameReade
 from stubserve.grpc.http2.receiving import RECEIVE_WINDOW
 from stubserve.grpc.http2.writer import FrameWriter
 from stubserve.grpc.service import Service
-from stubserve.settings.groups import GrpcSettings
+from stubserve.settings.fronts import GrpcSettings
 
 log = logging.getLogger("stubserve.grpc")
 

@@ -6,7 +6,7 @@ from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.open_connections import OpenConnections
 from stubserve.connections.sent_memory import SentMemory
 from stubserve.grpc.transport import Method
-from stubserve.settings.groups import GrpcSettings
+from stubserve.settings.fronts import GrpcSettings
 
 # What one read of a connection may bring.
 SCRATCH_BYTES = 256 * 1024
