@@ -248,7 +248,7 @@ def test_what_waits_for_a_busy_model_is_bounded(tmp_path: Path) -> None:
 
 def test_what_is_made_of_compressed_bodies_lies_in_the_arena(tmp_path: Path) -> None:
     write_model(tmp_path, "echo")
-    bomb = gzip.compress(b'{"id":"' + b"x" * (56 * MIB) + b'"}', 1)
+    bomb = gzip.compress(b'{"id":"' + b"x" * (56 * MIB) + b'","inputs":[]}', 1)
     with Serving(tmp_path, "--shm-limit=256M") as server:
         rest = Watch(server.process.pid).sample().own
         with Watch(server.process.pid) as watch:
