@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stubserve.http import message
 from stubserve.http.access import HttpAccess
-from stubserve.http.message import BadRequest, RequestHead, head_of, parse_head
+from stubserve.http.message import BadRequest, RequestHead, parse_head
 
 INFER = b"POST /v2/models/m/infer HTTP/1.1"
 GENERATE = b"POST /v2/models/m/generate HTTP/1.1"
@@ -95,28 +92,6 @@ def test_any_head_is_told_by_its_fields(data: bytes) -> None:
     assert head.content_encoding == last(head, "content-encoding")
     assert head.expects_continue == ((last(head, "expect") or b"").lower() == b"100-continue")
     assert head.trace_parent == next(iter(head.values("traceparent")), None)
-
-
-def outcome(read: Callable[[bytes], RequestHead], data: bytes) -> list[object]:
-    try:
-        head = read(data)
-    except BadRequest as refused:
-        return [refused.status, str(refused)]
-    return [getattr(head, name) for name in head.__slots__]
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.lists(HEADS, min_size=2, max_size=12))
-def test_a_remembered_head_is_what_the_parser_makes_of_it(seen: list[bytes]) -> None:
-    for data in seen * 2:
-        assert outcome(head_of, data) == outcome(parse_head, data)
-
-
-def test_long_heads_are_not_remembered() -> None:
-    short, long = (text_of(b"Host: here", b"X: " + b"x" * length) for length in (10, 1024))
-    assert head_of(short) is head_of(short)
-    assert head_of(long) is not head_of(long)
-    assert message._remembered_head.cache_info().maxsize == 1024
 
 
 @settings(deadline=None, max_examples=300)

@@ -1,8 +1,4 @@
-"""HTTP messages: the heads of requests, as httptools parses them, and replies.
-
-A client that keeps its connection and sends tensors of one shape sends the same head again and again. So the heads that
-were parsed last are remembered by their bytes, as long as they are short.
-"""
+"""HTTP messages: the heads of requests, as httptools parses them, and replies."""
 
 from __future__ import annotations
 
@@ -18,8 +14,6 @@ from stubserve.memory.blocks import Block
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 256
-_REMEMBERED_HEADS = 1024
-_REMEMBERED_BYTES = 1024
 
 # The fields of a head that say something to the connection or to inference
 _FIELDS = frozenset(
@@ -210,14 +204,6 @@ def parse_head(data: bytes) -> RequestHead:
             ):
                 head.generate = (model, version or "")
     return head
-
-
-_remembered_head = functools.lru_cache(_REMEMBERED_HEADS)(parse_head)
-
-
-def head_of(data: bytes) -> RequestHead:
-    """As `parse_head`, for which a short head may be remembered. Nothing may change it."""
-    return _remembered_head(data) if len(data) <= _REMEMBERED_BYTES else parse_head(data)
 
 
 class Reply:

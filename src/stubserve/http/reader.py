@@ -21,7 +21,7 @@ from stubserve.connections.arrival import ArenaArrival, HeapArrival
 from stubserve.errors import ServeError, invalid
 from stubserve.http.body import ChunkedBody, place
 from stubserve.http.infer_encode import encode_error
-from stubserve.http.message import BadRequest, Http2Preface, Reply, RequestHead, check_beginning, head_of
+from stubserve.http.message import BadRequest, Http2Preface, Reply, RequestHead, check_beginning
 from stubserve.http.shared import SCRATCH_BYTES, Connections
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
@@ -89,7 +89,7 @@ class RequestReader:
                 check_beginning(data)
             return False
         try:
-            self.head = head = head_of(data[at:end])
+            self.head = head = self._shared.heads.read(data[at:end])
         except Http2Preface:
             raise BadRequest(self._shared.where_http2_is()) from None
         self._start, self._at = at, end

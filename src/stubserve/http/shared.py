@@ -10,6 +10,7 @@ from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.open_connections import OpenConnections
 from stubserve.connections.sent_memory import SentMemory
 from stubserve.http.access import Cors, HttpAccess
+from stubserve.http.known_heads import KnownHeads
 from stubserve.http.message import RequestHead
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES
@@ -24,7 +25,7 @@ HEAD_BYTES = 4 * 1024
 class Connections:
     """What the connections of one server share.
 
-    That is the scratch buffer, memory being sent, and the list of those that are open.
+    That is the scratch buffer, known heads, memory being sent, and the list of those that are open.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Connections:
         # None where pages of other origins are not told that they may ask
         self.cors = cors
         self.server = server
+        self.heads = KnownHeads()
         self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
         self.head_view = self.scratch_view[:HEAD_BYTES]
         self.sent_memory = SentMemory()
