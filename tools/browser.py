@@ -75,7 +75,7 @@ class Browser:
             time.sleep(0.02)
 
     def choose_file(self, selector: str, file: Path) -> None:
-        """Gives a file to an input, as somebody who picks one."""
+        """Gives a file to an input, as a person does in its dialog."""
         root = self._ask("DOM.getDocument")["root"]["nodeId"]
         node = self._ask("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self._ask("DOM.setFileInputFiles", nodeId=node, files=[str(file)])

@@ -34,7 +34,7 @@ class Held(Offload):
 
 
 class House:
-    """An acceptor, who has come in by it in what order, and who they are."""
+    """An acceptor, the connections that have come in by it in their order, and their clients."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.offload = Held()

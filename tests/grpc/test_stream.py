@@ -51,7 +51,7 @@ class Whole(Sent):
 
 
 class Watching(SlowClients):
-    """Knows who is watched."""
+    """Knows what is watched."""
 
     def __init__(self) -> None:
         super().__init__()

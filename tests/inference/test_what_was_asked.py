@@ -1,4 +1,4 @@
-"""What a client asked does not change once it is read: who may write it, and how it looks after each scheduler."""
+"""What a client asked does not change once it is read: what may write it, and how it looks after each scheduler."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ASKED = (
     "timeout_us",
 )
 
-# The protocols (`http`, `grpc`, `api`) read requests; a call says whose it is; admission sets the batch size.
+# The protocols (`http`, `grpc`, `api`) read requests; a call adds its client; admission sets the batch size.
 WRITERS = {"inference/call.py": {"client"}, "inference/admission.py": {"batch_size"}}
 
 

@@ -7,10 +7,11 @@ for seconds behind a few thousand connections that say nothing. Accepting many a
 wait, because a connection's transport and protocol take 0.1 ms to make.
 
 So the two are done apart. Connections are accepted many at a time, which takes 10 µs each, and stay bare sockets. In
-each pass of the loop that does no other long work (`connections.offload`) the oldest of them comes in. Before them come
+each pass of the loop that does no other long work (`inference.long_work`) the oldest of them comes in. Before them come
 those with the head of a request, or with what will never be one, some in each pass: a look at what a connection has
-sent takes 3 µs. Who is quiet waits, and costs nothing but a descriptor. Who goes away in the middle of a head is let go
-at once: where the loop gets little of a core, turns are few, and those who had gone kept a thousand descriptors.
+sent takes 3 µs. A quiet client waits, and costs nothing but a descriptor. A client that goes away in the middle of a
+head is let go at once: where the loop gets little of a core, turns are few, and clients that had gone kept a thousand
+descriptors.
 
 The system hands connections out in their order, so a probe behind thousands waits until all of these are accepted. A
 pass may spend a millisecond on that, and asks the system for little: only the first few are looked at right away.

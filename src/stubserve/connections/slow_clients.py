@@ -174,7 +174,7 @@ class SlowClients:
         self.pace = pace
         self.idle_timeout_s = idle_timeout_s
         self._send_timeout_s = send_timeout_s
-        # What holds memory; those whose requests have arrived in part; those who may have something unsent
+        # What holds memory; requests that have arrived in part; answers that may have something unsent
         self._transfers: set[Transfer] = set()
         self._arriving: dict[Arriving, _Received] = {}
         self._unread: dict[Unread, UnreadAnswer] = {}

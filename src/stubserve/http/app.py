@@ -46,7 +46,7 @@ class _Methods:
 
     def __init__(self, **handlers: Endpoint) -> None:
         self._handlers = handlers
-        # Whose rules say who may use it, as an API of which kind; set when it becomes a route
+        # The server with the rules for clients, and the kind of API that they go by; set when it becomes a route
         self.server: ServerFacts
         self.kind = ""
 

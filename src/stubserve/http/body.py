@@ -61,7 +61,7 @@ def refusal(head: RequestHead, server: InferenceServer) -> ServeError | None:
     try:
         server.find_model(*head.infer)
     except ServeError as error:
-        return error.with_traceback(None)  # for that knows who asks
+        return error.with_traceback(None)  # for that knows the frame of the caller
     limit = server.max_input_size
     if head.header_length is None and head.content_length > limit:
         return invalid(

@@ -332,8 +332,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         self._state = HEAD
         if self._reader.paused and not self._write_paused:
-            # From the event loop, not from here: a long pipeline must not become a deep recursion. And in turn: those
-            # who ask without waiting for answers get one in each pass, all together.
+            # From the event loop, not from here: a long pipeline must not become a deep recursion. And in turn: all
+            # clients together that ask without waiting for answers get one in each pass.
             self._shared.server.offload.in_turn(self._read_on)
 
     def _answer_and_close(self, status: int, message: str) -> None:

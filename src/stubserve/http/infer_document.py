@@ -6,7 +6,7 @@ What fits means the same to both, but for names that occur twice in one object: 
 the first. So the members that were read are counted, and have to be as many as the text has colons outside of strings.
 A name that was dropped leaves a colon behind, whatever its value was, so no such text can pass.
 
-Nearly all of a long text are elements, which are read where they become bytes (`json_data`). So their lists are cut
+Nearly all of a long text are elements, which are read where they become bytes (`json.data`). So their lists are cut
 out, and what is left is read with an empty list in each place: if that is a usual request, and what was cut out are
 lists, then the whole text is one, and means both together.
 

@@ -3,8 +3,8 @@
 Heads and small bodies land in one scratch buffer that all connections share (a read and its callback are one step of
 the event loop, so nobody else can be in it). A large inference body goes straight into the arena: once the head has
 told its length, the socket is given the rest of a block, placed so that the first tensor, behind the JSON header of
-known length, begins on a 64-byte boundary. What comes with the head has to be copied there, so a connection whose last
-request was large reads little at first.
+known length, begins on a 64-byte boundary. What comes with the head has to be copied there, so after a large
+request a connection reads little at first.
 
 The reader knows nothing of its connection, which says when the next head is taken and what becomes of the body: it is
 collected, thrown away because the answer is known already, or passed on as it came. While a request is being answered
@@ -57,7 +57,7 @@ class RequestReader:
         self._left = 0
         self._chunked: ChunkedBody | None = None
         # Where it is kept, unless there is a reason to throw it away: the arena, the heap with an account, or here
-        # The answer to one that is not wanted. Not its error, whose traceback knows this reader, and what was read.
+        # The answer to one that is not wanted. Not its error: the traceback knows this reader, and what was read.
         self.refusal: Reply | None = None
         self.arena_body: ArenaArrival | None = None
         self._heap_body: HeapArrival | None = None

@@ -53,7 +53,7 @@ class CallServer(Protocol):
 class Call:
     """A call to `model`. `request` is the one that is under way, None before and after; `id` is its id, also after.
 
-    `client` is who asks, where clients are told apart. Calls that are to begin in an order share their `jobs`.
+    `client` is the client, where clients are told apart. Calls that are to begin in an order share their `jobs`.
     """
 
     __slots__ = ("_read", "_share", "client", "id", "jobs", "model", "request")

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 LongWork = Generator[Callable[[], Any] | Coroutine[Any, Any, Any] | None, Any, T]
 # Called once with the work's result, or with the exception that it ended in; with None where there was no work, or
-# nobody is left who wants its result.
+# nothing wants its result any more.
 Then = Callable[[Any], None]
 
 SLICE_S = 0.0005
@@ -66,7 +66,7 @@ def finish(work: LongWork[T]) -> T:
 
 
 def uncounted(nbytes: int) -> None:
-    """Stands for who counts what is kept of a result: of what is small nobody does."""
+    """Counts nothing. It stands where bytes that are kept would be counted: those of a small result are not."""
 
 
 class Offload:
@@ -74,7 +74,7 @@ class Offload:
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
-        # Who waits for a turn, in order; one has it per pass
+        # The work that waits for a turn, in order; one piece has its turn in each pass
         self._waiting: deque[Callable[[], object]] = deque()
         self._waking = False
 
@@ -104,7 +104,7 @@ class Offload:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits for a turn."""
+        """Whether work waits for a turn."""
         return bool(self._waiting)
 
     def in_turn(self, act: Callable[[], object]) -> None:

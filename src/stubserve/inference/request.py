@@ -83,7 +83,7 @@ class Request:
     `requested_outputs` is None for all. `timeout_us` and `priority` are 0 when the client gave none. `batch_size` is
     the leading dimension, at least 1, for statistics and batching; for models without batching it is 1.
     `parameters` are those that are not reserved by the protocol, or None. `regions` is None but for a request that
-    refers to shared memory of its client: then it says which outputs are to be written there. `client` is who asks,
+    refers to shared memory of its client: then it says which outputs are to be written there. `client` is the client,
     where clients are told apart (`--fair-queues`); None otherwise, and for requests that models make.
 
     **What becomes of it.** `admitted` is set once `admission.admit` has found nothing wrong. `sequence` is what its

@@ -146,7 +146,7 @@ class BlockingCall(Protocol):
 
 
 class ModelFinder(Protocol):
-    """Where those who call models find them: ensembles, and models that call others."""
+    """Finds the models that ensembles, and models that call others, ask for."""
 
     def find(self, name: str, version: str) -> ServedModel:
         """The version of a model, the latest that is ready for an empty text. Raises ServeError."""

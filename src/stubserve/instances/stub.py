@@ -1,7 +1,7 @@
 """One life of a stub, from its start to its death, as the parent drives it.
 
 Its parts: `process` (control socket, stderr, death), `handshake` (until the model is initialized), `work` (the requests
-that it has, over its rings), `health`. Here they are put together, the model's questions are answered over the control
+that it has, over its rings). Here they are put together, the model's questions are answered over the control
 socket, and the end is kept in order.
 """
 

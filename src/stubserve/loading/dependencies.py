@@ -6,7 +6,7 @@ the rules simple, and they are upstream's as seen from outside:
 - what has members is loaded after them (`rounds`), and with explicit control brings those that are not loaded;
 - what depends on itself is refused (`circle`);
 - an ensemble goes with a member that is unloaded, comes back when that is loaded again, and is loaded anew when a
-  member is (`settling`).
+  member is (`ensembles`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The server's memory, and who holds how much of it: one arena, one account, one limit (`--shm-limit`).
+"""The server's memory, and how much of it each part holds: one arena, one account, one limit (`--shm-limit`).
 
 `server_memory` is the whole. `blocks` are what is allocated and freed, and what tensors lie in. `stub_memory` keeps
 the accounts of one stub's segment, and `reclaim` asks stubs for what they do not use. `heap_account` counts what

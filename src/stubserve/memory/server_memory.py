@@ -23,8 +23,8 @@ class Memory:
     """The server's shared memory: arena, ledger, heap account, ingress's allocator, and the segments for stubs.
 
     `stubs_at_work` counts the stubs that have a batch. Where ingress finds no room, stubs are asked for what they do
-    not use (`reclaim`). Then `make_room` is to take some memory from whom it may, again and again, until there is room
-    or it says that there is nobody.
+    not use (`reclaim`). Then `make_room` is to take memory from a slow client, again and again, until there is room
+    or it says that there is none left.
     """
 
     def __init__(self, limit: int) -> None:

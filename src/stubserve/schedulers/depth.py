@@ -14,7 +14,7 @@ Whether work is handed out ahead of time is decided here and nowhere else:
   told of several at a time, and the parent reads several results at a time, so that requests which cannot be batched
   share what a wake-up costs. A slower one has one: the stub then goes from one batch to the next without waiting for
   the parent, which is busy with answers;
-- a slower instance gets at most half of those who are there in one batch, where that costs hardly more (see below):
+- a slower instance gets at most half of the requests that are there in one batch, where that costs hardly more (below):
   what waits and what executes, at most, in the last while. Such a half is closed, too;
 - none to an instance whose executions take so long (SLOW_NS) that nobody would notice. What is handed out can neither
   be cancelled any more nor go to an instance that joins.

@@ -5,8 +5,8 @@ many requests it takes, from the front of the queue and never skipping one, is d
 of `Request.batch_size`):
 
 1. Add up requests until the queue ends, the sum would exceed max_batch_size, or a request may not share the batch
-   (see `grouping`). The last sum on the way that is a preferred size is the *best*. If there is none by the time the
-   sum would exceed the largest preferred size, the sum before that counts as best.
+   (see `Grouping` in `inference.work`). The last sum on the way that is a preferred size is the *best*. If there is
+   none by the time the sum would exceed the largest preferred size, the sum before that counts as best.
 2. While no request has waited for max_queue_delay, and always if that is 0, send the best if there is one.
 3. Else send everything added up if something other than the queue's end stopped it, if it has reached the largest
    preferred size, or if the delay is over or 0.

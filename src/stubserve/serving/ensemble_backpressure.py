@@ -46,7 +46,7 @@ class Gate:
         return False
 
     def give_up(self, go: Callable[[], None]) -> None:
-        """Who waits does not want to go any more."""
+        """A run that waits does not want to go any more."""
         self._waiting.remove(go)
 
     def leave(self) -> None:
@@ -113,9 +113,9 @@ class RunsAtGates:
 
 
 class StepPauses:
-    """The pauses of one run, whose responses go to the reader of `request`.
+    """The pauses of one run; the responses of the run go to the reader of `request`.
 
-    `readers` tells who reads what a step makes. `at_gates` is what waits at gates, if there are any.
+    `readers` tells which steps read what a step makes. `at_gates` is what waits at gates, if there are any.
     """
 
     def __init__(

@@ -162,7 +162,7 @@ class EnsembleModel(AnsweringModel):
     def find_members(self, steps: Sequence[Step]) -> tuple[dict[int, ServedModel], bool]:
         """The models of steps by the steps' indexes, and whether its identity names others. Raises ServeError.
 
-        Only an ensemble whose answers a shared cache keeps has an identity.
+        An ensemble has an identity only where a shared cache keeps its answers.
         """
         found = {step.index: self.member(step) for step in steps}
         if not self.identity:

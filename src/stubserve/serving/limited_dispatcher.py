@@ -18,8 +18,8 @@ anything ahead here: a slower one would keep the other waiting for longer than i
 resource. Upstream both wait for ever. Here that is a circle like any other (`instances.waiting`): the caller waits for
 the instance that it calls, and that one for an instance that holds what it lacks.
 
-It is enough for it that one of the holders goes on. Where two of them would have to, a circle may be missed; nobody is
-refused who could run.
+It is enough for it that one of the holders goes on. Where two of them would have to, a circle may be missed; no
+request is refused that could run.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ there is only one core to use, or a quota of less than two, looking would keep t
 
 A look pays only while the core that it runs on has nothing better to do. On a machine with busy neighbours the kernel
 puts a process aside that looks; it has used up its turn when the request comes, and is woken later than one that slept.
-So looks that did not succeed are followed by pauses without one: by none after the first, for that may be a client who
-has become slower, then by 2, 6, 14, 30 and at most 62. A look that succeeds ends this.
+So looks that did not succeed are followed by pauses without one: by none after the first, for that may be a client
+that has become slower, then by 2, 6, 14, 30 and at most 62. A look that succeeds ends this.
 
 Nobody looks for a request of another model (BLS): there the caller, the server and the model that is called take turns,
 and two of the three would look while the third one works. Measured beside neighbours, such a call took 1490 µs of

@@ -13,10 +13,10 @@ Pings: the rules and their defaults are gRPC's own, set by the `--grpc-http2-*` 
 Time: most of what arrives is cheap for its length, or short. But frames can be made to cost far more than it costs to
 send them: a header block of 128 KiB that is only taken apart to be refused takes 1.5 ms, and so do a thousand pings.
 Clients that send such without pause had a small request of another client wait for a few milliseconds in each pass of
-the loop. So a connection whose read took long reads no further before its turn comes, which it shares with all long
-work (`connections.offload`: one piece per pass), and less at once from then on. While nobody has long work to do, long
-is what takes a slice; while others wait for their turns, long is a quarter of one, or many cheap connections would make
-a pass long together. Reads of up to SHORT_BYTES cannot take long, and are not timed.
+the loop. So after a read that took long a connection reads no further before its turn comes, and less at once from then
+on. It shares the turns with all long work (`inference.long_work`: one piece per pass). While there is no long work to
+do, long is what takes a slice; while others wait for their turns, long is a quarter of one, or many cheap connections
+would make a pass long together. Reads of up to SHORT_BYTES cannot take long, and are not timed.
 """
 
 from __future__ import annotations

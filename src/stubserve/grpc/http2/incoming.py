@@ -66,7 +66,7 @@ def check_prefix(flag: int, length: int, encoding: str, max_bytes: int) -> None:
 
 
 class PartialMessage:
-    """A message that has arrived in part. `connection` and `owner` are whose it is while it arrives."""
+    """A message that has arrived in part. While it arrives it counts for `connection`, and `owner` gives it up."""
 
     __slots__ = (
         "_arrival",

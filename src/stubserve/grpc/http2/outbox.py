@@ -1,8 +1,8 @@
 """Answers on one stream that its client has still to take.
 
 What the client's windows do not let through waits here, in order, beside what is still being made: answers that are to
-be compressed, or take long to write, are worked on in steps (`jobs`), and what follows them waits for its turn. A
-stream whose one answer leaves at once (`FrameWriter.send_whole`) never has an outbox.
+be compressed, or take long to write, are worked on in steps (`OrderedJobs`), and what follows them waits for its turn.
+A stream whose one answer leaves at once (`FrameWriter.send_whole`) never has an outbox.
 
 Guarantees: nothing overtakes anything; what lies in the heap is counted in its account; the sender is told that the
 client is behind once OUTBOX_BYTES wait, and when it has caught up; a client that takes nothing is watched

@@ -1,8 +1,8 @@
 """Messages of one stream that something has to be done to before its handler gets them.
 
 Compressed ones are decompressed, and large ones get the form that their method wants (`Method.prepare`). What comes out
-of that is placed in the arena, where a message of its size belongs. What takes long is done in steps (`jobs`), and
-whatever follows waits for its turn, small or large.
+of that is placed in the arena, where a message of its size belongs. What takes long is done in steps (`OrderedJobs`),
+and whatever follows waits for its turn, small or large.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The process that reads large JSON for the server: `python -m stubserve.http.json.worker FD`.
 
-It reads one job after the other from a socket and answers each, until the socket ends; see `json_process`. It knows
+It reads one job after the other from a socket and answers each, until the socket ends; see `process`. It knows
 nothing of models but what a job says. A request that says too much beside its tensors is refused here, before anybody
 has to wait for all of it.
 """
