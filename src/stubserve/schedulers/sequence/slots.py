@@ -232,8 +232,8 @@ class Departures:
 
     Each is looked at once, and again whenever its instance has executed something.
 
-    A slot may be added again before its instance is idle. So the number of the sequence is kept with it: a slot that has
-    been free in the meantime, and may be another sequence's by now, is left alone.
+    A slot may be added again before its instance is idle. So the number of the sequence is kept with it: a slot that
+    has been free in the meantime, and may be another sequence's by now, is left alone.
     """
 
     __slots__ = ("_later", "_leaving")
