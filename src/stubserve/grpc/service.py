@@ -38,7 +38,7 @@ class _Endless(Protocol):
     def stop(self) -> None: ...
 
 
-class Unary:
+class Unary(Handler):
     """Answers with `respond(request)`, which raises ServeError or returns a message."""
 
     def __init__(self, call: Rpc, request_class: Any, respond: Callable[[Any], Awaitable[Any]]) -> None:
@@ -54,12 +54,6 @@ class Unary:
             self._call.finish(INTERNAL, "Unable to parse request")
             return
         self._task = asyncio.get_running_loop().create_task(self._run(request))
-
-    def on_half_close(self) -> None:
-        pass
-
-    def on_writable(self) -> None:
-        pass
 
     def on_cancel(self) -> None:
         if self._task is not None:
@@ -77,23 +71,11 @@ class Unary:
             self._call.reply([answer.SerializeToString()], [])
 
 
-class Refused:
+class Refused(Handler):
     """The handler of an RPC that is answered with an error whatever it says."""
 
     def __init__(self, call: Rpc, error: ServeError) -> None:
         call.finish(error.code.grpc_status, error.message)
-
-    def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
-        pass
-
-    def on_half_close(self) -> None:
-        pass
-
-    def on_writable(self) -> None:
-        pass
-
-    def on_cancel(self) -> None:
-        pass
 
 
 class Service:

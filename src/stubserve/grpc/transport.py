@@ -85,23 +85,23 @@ class Rpc(Protocol):
 
 
 class Handler(Protocol):
-    """One RPC, as the transport tells of it."""
+    """One RPC, as the transport tells of it. A handler that inherits this does nothing unless it says what."""
 
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
         """A message of the client's. Where it lies in the arena, `block` is promised until this returns."""
-        ...
+        return
 
     def on_half_close(self) -> None:
         """The client has said all it will say. Not called for unary RPCs, whose one message says that."""
-        ...
+        return
 
     def on_writable(self) -> None:
         """The client has caught up."""
-        ...
+        return
 
     def on_cancel(self) -> None:
         """The client is gone, or its deadline has passed."""
-        ...
+        return
 
 
 # Told of so many bytes before they are kept in the heap; raises ServeError where there is no memory for them.

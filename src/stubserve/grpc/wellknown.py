@@ -15,7 +15,7 @@ from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import DecodeError
 
 from stubserve.api.management import ServerFacts, refuse_while_exiting
-from stubserve.grpc.transport import INTERNAL, OK, RESOURCE_EXHAUSTED, UNAVAILABLE, UNIMPLEMENTED, Rpc
+from stubserve.grpc.transport import INTERNAL, OK, RESOURCE_EXHAUSTED, UNAVAILABLE, UNIMPLEMENTED, Handler, Rpc
 from stubserve.memory.blocks import Block
 from stubserve.model_config.protobuf_schema import POOL, add_file
 
@@ -67,7 +67,7 @@ async def check_health(server: ServerFacts) -> Any:
     return _HEALTH_RESPONSE(status=_SERVING if await server.ready() else _NOT_SERVING)
 
 
-class HealthWatch:
+class HealthWatch(Handler):
     """The handler of a Watch: the status now, and again whenever it changes, until the client has enough."""
 
     def __init__(self, server: ServerFacts, call: Rpc, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep):
@@ -79,12 +79,6 @@ class HealthWatch:
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._watch())
-
-    def on_half_close(self) -> None:
-        pass
-
-    def on_writable(self) -> None:
-        pass
 
     def on_cancel(self) -> None:
         if self._task is not None:
@@ -106,7 +100,7 @@ class HealthWatch:
             await self._sleep(_WATCH_INTERVAL_S)
 
 
-class Reflection:
+class Reflection(Handler):
     """The handler of ServerReflectionInfo of `package`; `services` are the full names of what is served."""
 
     def __init__(self, call: Rpc, package: str, services: list[str]) -> None:
@@ -128,12 +122,6 @@ class Reflection:
 
     def on_half_close(self) -> None:
         self._call.finish(OK)
-
-    def on_writable(self) -> None:
-        pass
-
-    def on_cancel(self) -> None:
-        pass
 
     def stop(self) -> None:
         """The server stops: there is nothing under way that a client could wait for."""
