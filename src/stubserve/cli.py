@@ -7,8 +7,8 @@ import importlib
 import shlex
 import sys
 
+from stubserve.errors import UsageError
 from stubserve.flags import parse_arguments, usage
-from stubserve.flags.values import UsageError
 
 # Each is a module of stubserve.commands.
 COMMANDS = ("init", "check", "ask", "fetch", "env", "deploy", "trace")

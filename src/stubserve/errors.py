@@ -83,6 +83,10 @@ _TITLE = {
 }
 
 
+class UsageError(Exception):
+    """The command line is wrong; the text says how."""
+
+
 class ServeError(Exception):
     """Something that a client or an operator is told, word for word.
 

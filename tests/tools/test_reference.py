@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from stubserve.flags.flag import Flag
-from stubserve.flags.table import FLAGS
+from stubserve.flags.table import FLAGS, Flag
 from stubserve.flags.unneeded import UNNEEDED
 from stubserve.observability.metrics import RESERVED
 from tools.reference import PAGES, routes

@@ -8,15 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stubserve.flags.values import (
-    UsageError,
-    parse_bool,
-    parse_count,
-    parse_fraction,
-    parse_int,
-    parse_long,
-    parse_pair,
-)
+from stubserve.errors import UsageError
+from stubserve.flags.values import parse_bool, parse_count, parse_fraction, parse_int, parse_long, parse_pair
 
 
 @dataclass(frozen=True, slots=True)
