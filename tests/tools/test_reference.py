@@ -10,7 +10,7 @@ import triton_python_backend_utils as pb_utils
 
 from stubserve.flags.table import FLAGS, Flag
 from stubserve.flags.unneeded import UNNEEDED
-from stubserve.observability.metrics import RESERVED
+from stubserve.observability.families import RESERVED
 from tools.reference import PAGES, routes
 from tools.reference.config import messages
 from tools.reference.config_fields import FIELDS

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from stubserve.observability.last_errors import LastErrors
 from stubserve.observability.log_file import LogFile
 from stubserve.observability.log_lines import DEFAULT, ISO8601, LogFormatter
 from stubserve.observability.output import QueuedStream, output
@@ -24,6 +24,36 @@ log = logging.getLogger("stubserve.log")
 FORMATS = (DEFAULT, ISO8601)
 # In the order of the stub's levels
 _SWITCHES = {logging.INFO: "log_info", logging.WARNING: "log_warning", logging.ERROR: "log_error"}
+# How many errors the status page shows, and how much of a text
+_LAST = 20
+_LENGTH = 8000
+
+
+class LastErrors(logging.Handler):
+    """Keeps the last errors for the status page, each as `{"time", "text", "count"}`; the same text again only counts.
+
+    `time` is seconds since 1970, of the last time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._last: deque[dict[str, float | str]] = deque(maxlen=_LAST)
+        self._plain = logging.Formatter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self._plain.format(record)[:_LENGTH]
+        except Exception:
+            return  # whoever writes the log says so
+        for known in self._last:
+            if known["text"] == text:
+                self._last.remove(known)
+                self._last.append({"time": record.created, "text": text, "count": float(known["count"]) + 1})
+                return
+        self._last.append({"time": record.created, "text": text, "count": 1})
+
+    def newest_first(self) -> list[dict[str, float | str]]:
+        return list(reversed(tuple(self._last)))
 
 
 class _BelowWarning(logging.Filter):

@@ -28,10 +28,10 @@ from stubserve.loading.loader import Loader
 from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.server_memory import Memory
 from stubserve.memory.system_pressure import MemoryPressure
-from stubserve.observability import logs, server_metrics
+from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
-from stubserve.observability.machine_metrics import MachineMetrics
-from stubserve.observability.metrics import RESERVED, ServerMetrics
+from stubserve.observability.families import RESERVED
+from stubserve.observability.metrics import MachineMetrics, Readings, ServerMetrics
 from stubserve.observability.trace_file import TraceFile
 from stubserve.observability.trace_spans import SpanExport
 from stubserve.observability.tracing import Destination, Tracing
@@ -210,16 +210,16 @@ class Server:
                     return False
         return True
 
-    def _readings(self) -> server_metrics.Readings:
+    def _readings(self) -> Readings:
         """What is counted of the server as a whole."""
         tokens = self.tokens
         return {
-            server_metrics.PRESSURE: lambda: float(self._memory_pressure.is_high),
-            server_metrics.SHED: lambda: self._shed,
-            server_metrics.TRACES_LOST: lambda: self.tracing.lost,
-            server_metrics.LOG_LINES_LOST: self.log_settings.lines_lost,
-            server_metrics.TOKEN_READS: lambda: 0 if tokens is None else tokens.epoch - 1,
-            server_metrics.TOKEN_FAILURES: lambda: 0 if tokens is None else tokens.failures,
+            "stubserve_memory_pressure": lambda: float(self._memory_pressure.is_high),
+            "stubserve_requests_shed_total": lambda: self._shed,
+            "stubserve_traces_lost_total": lambda: self.tracing.lost,
+            "stubserve_log_lines_lost_total": self.log_settings.lines_lost,
+            "stubserve_token_file_reads_total": lambda: 0 if tokens is None else tokens.epoch - 1,
+            "stubserve_token_file_failures_total": lambda: 0 if tokens is None else tokens.failures,
         }
 
     def _make_room(self) -> bool:
