@@ -25,7 +25,6 @@ from stubserve.inference.signature import Signature
 from stubserve.instances.execution_watch import execute_timeout
 from stubserve.instances.threads import threads_per_instance
 from stubserve.loading.dependencies import circle, members_of, version_not_loaded
-from stubserve.loading.initial_states import initial_state_problems
 from stubserve.loading.program import check_python_parameters, locate_program, missing_parts
 from stubserve.loading.source_check import completes_config, source_problems
 from stubserve.model_config.complete import gpu_groups, normalise
@@ -36,6 +35,7 @@ from stubserve.model_config.templates import kept, kept_templates
 from stubserve.model_config.validate import problems, validate_directory_name
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.model_config.validate_members import member_problems
+from stubserve.model_config.validate_sequence import initial_state_problems
 from stubserve.repository.candidate import RUNS_ON_CPU
 from stubserve.repository.folder import (
     CONFIG_FILE,
@@ -320,13 +320,13 @@ class _Check:
 def _log_as_problems(model: str, file: Path, found: list[Problem]) -> Iterator[None]:
     """Collects what the repository's code writes to the log, as problems of a folder."""
 
-    class Collector(logging.Handler):
+    class ProblemHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             is_warning = record.levelno < logging.ERROR
             found.append(Problem(model, file, 0, record.getMessage(), is_warning=is_warning))
 
     logger = logging.getLogger("stubserve.repository")
-    handler, propagate = Collector(), logger.propagate
+    handler, propagate = ProblemHandler(), logger.propagate
     logger.addHandler(handler)
     logger.propagate = False
     try:

@@ -21,13 +21,14 @@ import time
 from collections.abc import Mapping, Sequence
 
 from stubserve.environments.resolve import mention_stub_program
-from stubserve.errors import ServeError, internal, invalid
+from stubserve.errors import ServeError, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.services import Services
+from stubserve.loading.changes import as_load_error
 from stubserve.loading.instance_update import InstanceUpdate
 from stubserve.loading.loader import Loader
-from stubserve.loading.located import located
 from stubserve.loading.retiring import Loaded, Retiring
+from stubserve.model_config.reading import located
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import CONFIG_FILE, available_versions
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
@@ -313,11 +314,3 @@ def _outcome(
             else:
                 models.append(started)
     return models, updates, failures
-
-
-def as_load_error(raised: Exception) -> ServeError:
-    """What failed a load, for the index; a fault of the server's own is kept from ending it, and goes to the log."""
-    if isinstance(raised, ServeError):
-        return raised
-    log.error("unexpected error while models were loaded or unloaded", exc_info=raised)
-    return internal(f"unexpected error: {raised!r}")

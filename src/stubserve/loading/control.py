@@ -10,8 +10,8 @@ What a load or unload means for ensembles is in `dependencies`. They are settled
 answered: those that need what is gone go, those that can be served again come back, and those whose members are others
 now are loaded anew.
 
-Loads and unloads of one model take turns (`turns`); retiring (`retiring`), and the wait for instances that go, is no
-part of a turn, so a model may reload or unload itself while it executes. Each runs as a task of its own (`changes`).
+Loads and unloads of one model take turns, and each runs as a task of its own (`changes`). Retiring (`retiring`), and
+the wait for instances that go, is no part of a turn, so a model may reload or unload itself while it executes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from typing import Any
 from stubserve.errors import Code, internal, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.services import Services, no_model_control
-from stubserve.loading.changeover import Changeover, as_load_error
-from stubserve.loading.changes import Changes, all_of
+from stubserve.loading.changeover import Changeover
+from stubserve.loading.changes import Changes, Turn, Turns, all_of, as_load_error
 from stubserve.loading.dependencies import DiskDependencies, no_longer_needed, rounds
 from stubserve.loading.ensembles import EnsembleMembers, Settling
 from stubserve.loading.finding import Finder, Look
 from stubserve.loading.loader import Loader
-from stubserve.loading.turns import Turn, Turns
 from stubserve.loading.watch import RepositoryWatch, occasions
 from stubserve.repository.candidate import Candidate, check_parameters
 from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, name_of

@@ -18,8 +18,8 @@ from typing import Any
 
 from stubserve.errors import ServeError, invalid, raise_first
 from stubserve.inference.served_model import ModelFinder, ServedModel
+from stubserve.loading.changes import Turn
 from stubserve.loading.dependencies import DiskDependencies, circle, members_of, rounds, version_not_loaded
-from stubserve.loading.turns import Turn
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate
 from stubserve.model_config.validate_members import is_decoupled, member_problems

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stubserve.errors import ServeError
-from stubserve.loading.located import located
+from stubserve.model_config.reading import located
 from stubserve.repository.candidate import Candidate, copy_candidate, find_candidate, make_candidate, read_candidate
 from stubserve.repository.folder import CONFIG_FILE
 from stubserve.repository.repositories import Repositories

@@ -26,7 +26,6 @@ from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.loading.ensembles import start_ensemble
 from stubserve.loading.identity import of_files, of_load, of_members
-from stubserve.loading.initial_states import check_initial_states
 from stubserve.loading.instance_update import InstanceUpdate, assign
 from stubserve.loading.launchers import Launchers
 from stubserve.memory.server_memory import Memory
@@ -34,6 +33,7 @@ from stubserve.model_config.complete import InstanceSpec, instances_of, with_ins
 from stubserve.model_config.render import conclude_auto_complete, render_json
 from stubserve.model_config.validate import validate
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
+from stubserve.model_config.validate_sequence import check_initial_states
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import read_labels
 from stubserve.response_cache.store import ResponseCache

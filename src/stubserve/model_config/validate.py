@@ -21,8 +21,7 @@ from stubserve.errors import ServeError, internal, invalid, raise_first
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, ensemble_problems
 from stubserve.model_config.validate_io import io_problems
-from stubserve.model_config.validate_sequence import sequence_problems
-from stubserve.model_config.validate_states import state_problems
+from stubserve.model_config.validate_sequence import sequence_problems, state_problems
 
 _GROUP = model_config_pb2.ModelInstanceGroup
 _DELAY = model_config_pb2.ModelQueuePolicy.DELAY

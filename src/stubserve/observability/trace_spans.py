@@ -32,9 +32,9 @@ _OUTER = ("HTTP_", "GRPC_", "INFER_RESPONSE")
 
 # A span as the process that exports it is told of it: its name, its id, that of the span above it (0 for none), from
 # when to when in nanoseconds of CLOCK_MONOTONIC, its events in order, its attributes
-Span = tuple[str, int, int, tuple[int, int], list[tuple[str, int]], dict[str, str | int]]
+SentSpan = tuple[str, int, int, tuple[int, int], list[tuple[str, int]], dict[str, str | int]]
 # A trace's id of 16 bytes in hexadecimal digits, its error, and its spans
-Record = tuple[str, str, list[Span]]
+Record = tuple[str, str, list[SentSpan]]
 
 
 class SpanExport(TraceQueue):
@@ -94,7 +94,7 @@ def _record(trace: Trace) -> Record:
     last = trace.sent_ns or trace.answered_ns or trace.begun_ns
     answered = trace.answered_ns or last
     events = timestamps(trace)
-    spans: list[Span] = []
+    spans: list[SentSpan] = []
     if trace.outer_span:
         kept = [event for event in events if event[0].startswith(_OUTER)]
         times = (trace.request_start_ns or trace.begun_ns, last)

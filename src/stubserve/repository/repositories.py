@@ -74,7 +74,7 @@ class Repositories:
                 raise internal(f"failed to stat file {repository}: repository path is not a valid directory")
         if self._settings.remotes:
             # Imported only where there is one.
-            from stubserve.repository.cloud.opening import open_mirror
+            from stubserve.repository.cloud.mirror import open_mirror
 
             for address in self._settings.remotes:
                 mirror = open_mirror(address, self._settings.remote_cache)

@@ -21,8 +21,7 @@ from stubserve.connections.listening import BACKLOG, explained, listen
 from stubserve.errors import ServeError
 from stubserve.http.access import Cors
 from stubserve.http.shared import Connections
-from stubserve.model_config.metadata import model_metadata
-from stubserve.model_config.render import render_json
+from stubserve.model_config.render import model_metadata, render_json
 from stubserve.server.fronts import (
     GrpcTransport,
     HttpServer,
