@@ -31,7 +31,7 @@ from stubserve.instances.services import Services, no_model_control
 from stubserve.loading.changeover import Changeover
 from stubserve.loading.changes import Changes, Turn, Turns, all_of, as_load_error
 from stubserve.loading.dependencies import DiskDependencies, no_longer_needed, rounds
-from stubserve.loading.ensembles import EnsembleMembers, Settling
+from stubserve.loading.ensembles import Ensembles
 from stubserve.loading.finding import Finder, Look
 from stubserve.loading.loader import Loader
 from stubserve.loading.watch import RepositoryWatch, occasions
@@ -73,10 +73,9 @@ class ModelControl:
         self._finder = Finder(settings, self._repositories, self._changeover.served)
         self._disk = DiskDependencies(self._repositories, settings.config_name)
         load_member = self._load_member if self._explicit else None
-        self._members = EnsembleMembers(registry, self._repositories, self._disk, load_member)
         # For the sake of its members: what came with its own load counts as before.
         again = partial(self._load_known, look=self._finder.again)
-        self._ensembles = Settling(registry.serving, registry.resolve, self._disk, again, self._retire)
+        self._ensembles = Ensembles(registry, self._repositories, self._disk, load_member, again, self._retire)
         # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
         self._asked_for: set[str] = set()
         self._watch = RepositoryWatch(
@@ -294,7 +293,7 @@ class ModelControl:
 
     async def _take(self, candidate: Candidate, turn: Turn) -> Sequence[asyncio.Task[None]]:
         """Has a candidate serve. Raises ServeError."""
-        await self._members.prepare(candidate, turn)
+        await self._ensembles.prepare(candidate, turn)
         services = self._services
         if self._explicit:
             services = replace(services, control=_ControlInTurn(self, turn))

@@ -2,7 +2,7 @@
 
 An ensemble is checked against members that serve already. With explicit control a load brings those that are missing.
 
-After each load and unload ensembles are settled (`Settling`). Those that lack a member go, and are remembered; those
+After each load and unload ensembles are settled. Those that lack a member go, and are remembered; those
 that have all of them again come back; those whose members are others now are checked and loaded anew, and go where that
 fails. Each may concern further ensembles, so it goes on until nothing is left to do. It takes the turns of ensembles
 only, one at a time, and none of its own, so nobody can wait for it in a circle.
@@ -28,6 +28,11 @@ from stubserve.repository.folder import read_labels
 from stubserve.repository.registry import Registry, VersionState
 from stubserve.repository.repositories import Repositories
 from stubserve.serving.ensemble_model import EnsembleModel
+
+log = logging.getLogger("stubserve.repository")
+
+# How often ensembles are settled because of each other, at most
+_ROUNDS = 100
 
 # By name, and version as `find` takes it
 Members = Mapping[tuple[str, str], ServedModel]
@@ -108,23 +113,29 @@ def _labels_of_members(config: Any, members: Members) -> dict[str, list[str]]:
     return labels
 
 
-log = logging.getLogger("stubserve.repository")
+class Ensembles:
+    """All ensembles. `load_member` loads a member in the turn of its ensemble; None where no load may bring any.
 
-
-class EnsembleMembers:
-    """The members of all ensembles. `load` loads one, in the turn of its ensemble; None where no load may bring any."""
+    `load` loads an ensemble again and says whether it could; `retire` does not wait for requests. `away` are the
+    ensembles that went only because a member did, with their members.
+    """
 
     def __init__(
         self,
         registry: Registry,
         repositories: Repositories,
         disk: DiskDependencies,
-        load: Callable[[str, Turn], Awaitable[None]] | None,
+        load_member: Callable[[str, Turn], Awaitable[None]] | None,
+        load: Callable[[str], Awaitable[bool]],
+        retire: Callable[[str], Awaitable[None]],
     ) -> None:
         self._registry = registry
         self._repositories = repositories
         self._disk = disk
+        self._load_member = load_member
         self._load = load
+        self._retire = retire
+        self.away: dict[str, Collection[str]] = {}
 
     async def prepare(self, candidate: Candidate, turn: Turn) -> None:
         """Sees to it that an ensemble can be loaded; does nothing for any other model.
@@ -156,41 +167,13 @@ class EnsembleMembers:
         closed = await self._repositories.aside(partial(circle, name, members, self._disk.members))
         if closed is not None:
             raise closed
-        if self._load is not None:
+        if self._load_member is not None:
             # Why one cannot be loaded is in the registry, and told from there.
-            await asyncio.gather(*(self._load(member, turn) for member in missing), return_exceptions=True)
+            await asyncio.gather(*(self._load_member(member, turn) for member in missing), return_exceptions=True)
         check_members(candidate.config, self._registry, namespace)
 
-
-log = logging.getLogger("stubserve.repository")
-
-# How often ensembles are settled because of each other, at most
-_ROUNDS = 100
-
-
-class Settling:
-    """`serving` are the model versions that serve; `resolve` makes keys of names and a namespace. `load` says whether
-    it could, `retire` does not wait for requests.
-
-    `away` are the ensembles that went only because a member did, with their members.
-    """
-
-    def __init__(
-        self,
-        serving: Callable[[], Collection[ServedModel]],
-        resolve: Callable[[str, str], str],
-        disk: DiskDependencies,
-        load: Callable[[str], Awaitable[bool]],
-        retire: Callable[[str], Awaitable[None]],
-    ) -> None:
-        self._serving = serving
-        self._resolve = resolve
-        self._disk = disk
-        self._load = load
-        self._retire = retire
-        self.away: dict[str, Collection[str]] = {}
-
     async def settle(self) -> None:
+        """Has each ensemble serve with its members as they are now, or go."""
         for _ in range(_ROUNDS):
             ending, loading = self._what_to_do()
             if not ending and not loading:
@@ -210,10 +193,10 @@ class Settling:
 
     def _what_to_do(self) -> tuple[dict[str, Collection[str]], list[str]]:
         """The ensembles of which a member is gone, and those that are to be loaded."""
-        serving = self._serving()
+        serving = self._registry.serving()
         names = {model.key for model in serving}
         unsettled: dict[str, Collection[str]] = {
-            model.key: [self._resolve(name, model.namespace) for name in model.needs]
+            model.key: [self._registry.resolve(name, model.namespace) for name in model.needs]
             for model in serving
             if model.needs and not model.stands()
         }

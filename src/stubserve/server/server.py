@@ -33,8 +33,9 @@ from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
 from stubserve.observability.metrics import MachineMetrics, Readings, ServerMetrics
 from stubserve.observability.trace_file import TraceFile
+from stubserve.observability.trace_queue import TraceQueue
 from stubserve.observability.trace_spans import SpanExport
-from stubserve.observability.tracing import Destination, Tracing
+from stubserve.observability.tracing import Tracing
 from stubserve.repository.folder import list_names
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.response_cache.factory import create_cache
@@ -268,7 +269,7 @@ def _check_debugged(settings: Settings) -> None:
             raise invalid(f"--debug-model={name}: there is no model of that name{meant}")
 
 
-def _trace_destination(settings: TracingSettings) -> Destination | None:
+def _trace_destination(settings: TracingSettings) -> TraceQueue | None:
     """Where traces go."""
     if settings.mode == OPENTELEMETRY:
         return SpanExport(settings)
