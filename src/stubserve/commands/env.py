@@ -15,8 +15,8 @@ from stubserve.checking.inspection import Finding, inspect
 from stubserve.environments.build import BuildFailed, build
 from stubserve.environments.resolve import PARAMETER
 from stubserve.errors import ServeError, internal
+from stubserve.model_config.complete import copy_of
 from stubserve.model_config.parse import parse_text
-from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.source import Source
 from stubserve.repository.folder import CONFIG_FILE
 from stubserve.settings.groups import DEFAULT_BACKEND_DIRECTORY
@@ -92,8 +92,7 @@ def _with_environment(file: Path, value: str) -> str:
     if PARAMETER in before.parameters and before.parameters[PARAMETER].string_value == value:
         return text
     changed = Source(text).with_string_parameter(PARAMETER, value)
-    expected = ModelConfig()
-    expected.CopyFrom(before)
+    expected = copy_of(before)
     expected.parameters[PARAMETER].string_value = value
     assert parse_text(changed, str(file)) == expected
     return changed

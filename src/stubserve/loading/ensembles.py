@@ -20,6 +20,7 @@ from stubserve.errors import ServeError, invalid, raise_first
 from stubserve.inference.served_model import ModelFinder, ServedModel
 from stubserve.loading.changes import Turn
 from stubserve.loading.dependencies import DiskDependencies, circle, members_of, rounds, version_not_loaded
+from stubserve.model_config.complete import copy_of
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate
 from stubserve.model_config.validate_members import is_decoupled, member_problems
@@ -52,8 +53,7 @@ async def start_ensemble(
     members = _find(config, models)
     configs = _configs(members)
     raise_first(member_problems(config, configs))
-    completed = ModelConfig()
-    completed.CopyFrom(config)
+    completed = copy_of(config)
     # As upstream, whatever the configuration itself says
     completed.model_transaction_policy.decoupled = is_decoupled(config, configs)
     model = EnsembleModel(folder.name, version, completed, models, members, max_queue_size=max_queue_size)

@@ -18,7 +18,7 @@ import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
 from stubserve.errors import ServeError, internal, not_found
-from stubserve.model_config.complete import normalise_again
+from stubserve.model_config.complete import copy_of, normalise_again
 from stubserve.model_config.parse import from_json_dict, parse_json
 from stubserve.model_config.proto import ModelConfig, is_repeated, model_config_pb2
 
@@ -108,8 +108,7 @@ def adopt_completed(config: ModelConfig, returned_json: str) -> ModelConfig:
     choice than configured). `conclude_auto_complete` says what upstream makes of these.
     """
     completed = parse_json(returned_json)
-    adopted = ModelConfig()
-    adopted.CopyFrom(config)
+    adopted = copy_of(config)
     adopted.max_batch_size = completed.max_batch_size
     for field in ("input", "output"):
         adopted.ClearField(field)

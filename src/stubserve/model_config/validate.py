@@ -40,24 +40,21 @@ MOST_INSTANCES = 1024
 # Labels are the tags behind an underscore, and two underscores are Prometheus' own.
 _METRIC_TAG = re.compile(r"(?!_)[a-zA-Z0-9_]*")
 
-# What is said beyond upstream's words where there is no GPU at all
+# What is said beyond upstream's words
 _ON_THE_CPU = "; --gpu-fallback=cpu serves the model on the CPU"
 
-# Upstream's default for --min-supported-compute-capability in GPU builds; only ever printed here.
-MIN_COMPUTE_CAPABILITY = 7.5
 
-
-def problems(config: ModelConfig, *, gpu_ids: Sequence[int] = ()) -> Iterator[ServeError]:
+def problems(config: ModelConfig) -> Iterator[ServeError]:
     """Everything that is wrong with a configuration that is as complete as it will get."""
     yield from model_problems(config)
-    yield from instance_group_problems(config, gpu_ids=gpu_ids)
+    yield from instance_group_problems(config)
     yield from io_problems(config)
     yield from state_problems(config)
 
 
-def validate(config: ModelConfig, *, gpu_ids: Sequence[int] = ()) -> None:
+def validate(config: ModelConfig) -> None:
     """Raises the first of the `problems`."""
-    raise_first(problems(config, gpu_ids=gpu_ids))
+    raise_first(problems(config))
 
 
 def validate_model(config: ModelConfig) -> None:
@@ -65,14 +62,9 @@ def validate_model(config: ModelConfig) -> None:
     raise_first(model_problems(config))
 
 
-def validate_instance_groups(
-    config: ModelConfig,
-    *,
-    gpu_ids: Sequence[int] = (),
-    min_compute_capability: float = MIN_COMPUTE_CAPABILITY,
-) -> None:
+def validate_instance_groups(config: ModelConfig) -> None:
     """Kinds and GPUs of the instance groups."""
-    raise_first(instance_group_problems(config, gpu_ids=gpu_ids, min_compute_capability=min_compute_capability))
+    raise_first(instance_group_problems(config))
 
 
 def validate_directory_name(config: ModelConfig, directory: str) -> None:
@@ -175,13 +167,8 @@ def _metric_problems(control: Any) -> Iterator[ServeError]:
         yield invalid("histogram options must specify non-empty 'buckets'")
 
 
-def instance_group_problems(
-    config: ModelConfig,
-    *,
-    gpu_ids: Sequence[int] = (),
-    min_compute_capability: float = MIN_COMPUTE_CAPABILITY,
-) -> Iterator[ServeError]:
-    """What is wrong with the instance groups, which must be normalised; `gpu_ids` are the GPUs the server may use.
+def instance_group_problems(config: ModelConfig) -> Iterator[ServeError]:
+    """What is wrong with the instance groups, which must be normalised. The server has no GPU to give them.
 
     A group whose kind is still KIND_AUTO is an INTERNAL error.
     """
@@ -197,7 +184,7 @@ def instance_group_problems(
         where = f"instance group {group.name} of model {config.name}"
         here = ("instance_group", index)
         if group.kind == _GROUP.KIND_GPU:
-            for error in _gpu_problems(group, where, gpu_ids, min_compute_capability):
+            for error in _gpu_problems(group, where):
                 yield error.at(*here, "gpus" if group.gpus else "kind")
         elif group.kind in (_GROUP.KIND_CPU, _GROUP.KIND_MODEL):
             if group.gpus:
@@ -210,19 +197,15 @@ def instance_group_problems(
                 yield error.at(*here, "profile")
 
 
-def _gpu_problems(
-    group: Any, where: str, gpu_ids: Sequence[int], min_compute_capability: float
-) -> Iterator[ServeError]:
+def _gpu_problems(group: Any, where: str) -> Iterator[ServeError]:
     if not group.gpus:
-        lack = "specifies no GPUs" if gpu_ids else f"no GPUs are available{_ON_THE_CPU}"
-        yield invalid(f"{where} has kind KIND_GPU but {lack}")
+        yield invalid(f"{where} has kind KIND_GPU but no GPUs are available{_ON_THE_CPU}")
     for gpu in group.gpus:
-        if gpu not in gpu_ids:
-            yield invalid(
-                f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required CUDA "
-                f"compute compatibility of {min_compute_capability:.6f} are: {', '.join(map(str, gpu_ids))}"
-                f"{'' if gpu_ids else _ON_THE_CPU}"
-            )
+        # With upstream's default for --min-supported-compute-capability
+        yield invalid(
+            f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required CUDA "
+            f"compute compatibility of 7.500000 are: {_ON_THE_CPU}"
+        )
 
 
 def _profile_problems(platform: str, profiles: Sequence[str], where: str) -> Iterator[ServeError]:
