@@ -50,7 +50,6 @@ def main() -> None:
 
 
 def _unknown_command(words: list[str]) -> str:
-    """The message about a first word that is no command."""
     from difflib import get_close_matches
 
     known = f"serve, {', '.join(COMMANDS[:-1])} and {COMMANDS[-1]}"

@@ -95,8 +95,6 @@ def check_repositories(repositories: Sequence[Path], backend_directory: Path, gp
 
 
 class _Check:
-    """The check of one model."""
-
     def __init__(
         self, folder: ModelFolder, models: Mapping[str, ModelFolder], backend_directory: Path, gpu_to_cpu: bool
     ) -> None:

@@ -72,8 +72,6 @@ def run(words: Sequence[str]) -> int:
 
 
 class _Server:
-    """The server that is asked."""
-
     def __init__(self, url: str, token: str) -> None:
         self.url = (url if "://" in url else f"http://{url}").rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}

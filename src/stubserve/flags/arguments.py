@@ -99,7 +99,6 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
 
 
 def _grouped(values: Mapping[str, Any]) -> Settings:
-    """Settings of values by group and field."""
     own: dict[str, Any] = {}
     given = values.get("repository.paths", ())
     if any(isinstance(one, CloudAddress) for one in given):
@@ -252,7 +251,6 @@ def _check_ports(settings: Settings) -> None:
 
 
 def usage() -> str:
-    """The help text."""
     head = [
         "usage: stubserve serve REPOSITORY [REPOSITORY ...] [--flag=value ...]",
         "",

@@ -142,7 +142,6 @@ class Changeover:
             )
 
     def leaving(self) -> list[ServedModel]:
-        """What serves no longer, and is not gone yet."""
         return self._retiring.leaving()
 
     async def retire_all(self, timeout_s: float) -> None:

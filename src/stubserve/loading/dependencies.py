@@ -100,5 +100,4 @@ class DiskDependencies:
         return [self._repositories.member(member, namespace) for member in members]
 
     def needs(self, names: Collection[str]) -> dict[str, Collection[str]]:
-        """The members of each model, by its name."""
         return {name: self.members(name) for name in names}

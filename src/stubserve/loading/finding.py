@@ -69,7 +69,6 @@ class Finder:
         return await located(error, lambda: self._repositories.locate(name).path / CONFIG_FILE)
 
     async def close(self) -> None:
-        """Ends the agents' processes."""
         if self._agents is not None:
             await asyncio.to_thread(self._agents.close)
 

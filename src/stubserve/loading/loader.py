@@ -182,7 +182,6 @@ class Loader:
             )
 
     def _use_cache(self, model: InstanceModel | EnsembleModel) -> None:
-        """Has a model use the response cache if it is to."""
         if not model.config.response_cache.enable:
             return
         cache = self._cache
@@ -227,26 +226,16 @@ class Loader:
             if not await stub.handshake.imported():
                 return stub, config, render_json(config)
             returned = await stub.handshake.complete(config.name, render_json(config))
+            adopted, config_json, wrong = conclude_auto_complete(config, returned, has_config_file=has_config_file)
         except BaseException:
             await stub.kill()
             raise
-        kept = stub if stub.handshake.serves_after_completion else None
-        if kept is None:
-            await stub.kill()
-        try:
-            return kept, *self._adopted(config, returned, has_config_file)
-        except BaseException:
-            if kept is not None:
-                await kept.kill()
-            raise
-
-    @staticmethod
-    def _adopted(config: Any, returned: str, has_config_file: bool) -> tuple[Any, str]:
-        """What is served of a completed configuration, and what `initialize` is given. Raises ServeError."""
-        adopted, config_json, wrong = conclude_auto_complete(config, returned, has_config_file=has_config_file)
         if wrong is not None:
             log.warning("what auto_complete_config of model '%s' returned cannot be used: %s", config.name, wrong)
-        return adopted, config_json
+        if stub.handshake.serves_after_completion:
+            return stub, adopted, config_json
+        await stub.kill()
+        return None, adopted, config_json
 
     def _instances(
         self,

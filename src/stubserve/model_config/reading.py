@@ -129,7 +129,6 @@ async def located(error: ServeError, find_file: Callable[[], Path]) -> str:
 
 
 def _located_in(error: ServeError, file: Path) -> str:
-    """As `located`, at once."""
     text = error.log_message.rstrip()
     if text != error.message.rstrip():
         return text  # it says already where it comes from

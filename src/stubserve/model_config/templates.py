@@ -26,7 +26,6 @@ class Template:
 
     @property
     def place(self) -> str:
-        """The placeholder as it is written."""
         return f"${{{self.name}}}"
 
 

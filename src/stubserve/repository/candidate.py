@@ -7,11 +7,12 @@ folder is of the model that it was made for: it goes with it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -151,13 +152,9 @@ def make_candidate(
     """A model made of `files`, by path in the model's folder. Raises ServeError; then nothing is left of them."""
     if override is None:
         raise invalid("Load parameter 'config' must be specified for model file override")
-    home = Path(tempfile.mkdtemp(prefix="stubserve-model-"))
-    try:
+    with _new_home() as home:
         _write(home, files)
         return read_candidate(ModelFolder(name, home, home.parent), settings, override)
-    except BaseException:
-        shutil.rmtree(home, ignore_errors=True)
-        raise
 
 
 def copy_candidate(served: Candidate, settings: RepositorySettings) -> Candidate:
@@ -165,10 +162,17 @@ def copy_candidate(served: Candidate, settings: RepositorySettings) -> Candidate
 
     Raises ServeError, or OSError; then nothing is left.
     """
-    home = Path(tempfile.mkdtemp(prefix="stubserve-model-"))
-    try:
+    with _new_home() as home:
         shutil.copytree(served.folder.path, home, dirs_exist_ok=True)
         return read_candidate(ModelFolder(served.folder.name, home, home.parent), settings, served.override)
+
+
+@contextlib.contextmanager
+def _new_home() -> Iterator[Path]:
+    """A folder for one load, which goes where that cannot be made of it."""
+    home = Path(tempfile.mkdtemp(prefix="stubserve-model-"))
+    try:
+        yield home
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise

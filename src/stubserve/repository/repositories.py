@@ -20,7 +20,7 @@ from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.repository import folder as disk
 from stubserve.repository.daemon_threads import in_daemon_thread
 from stubserve.repository.folder import BETWEEN, ModelFolder, Survey, check_model_name
-from stubserve.repository.registry import key_of
+from stubserve.repository.registry import key_of, meant
 from stubserve.settings.groups import RepositorySettings
 
 if TYPE_CHECKING:
@@ -83,7 +83,6 @@ class Repositories:
                 mirror.names()
 
     def close(self) -> None:
-        """Removes the copies."""
         for mirror in self._mirrors.values():
             mirror.close()
 
@@ -140,11 +139,7 @@ class Repositories:
 
     def member(self, name: str, namespace: str) -> str:
         """The model that an ensemble of a namespace means by a name."""
-        if not self._namespacing:
-            return name
-        own = key_of(namespace, name)
-        keys = self.keys(name)
-        return own if own in keys else keys[0] if len(keys) == 1 else name
+        return meant(name, namespace, self.keys(name)) if self._namespacing else name
 
     def names(self) -> dict[str, bool]:
         """The names in all repositories, and whether each means a model that can be served. Raises as `survey`."""

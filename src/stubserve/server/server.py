@@ -161,7 +161,6 @@ class Server:
         return self._registry.serving()
 
     def leaving(self) -> list[ServedModel]:
-        """What serves no longer, and is not gone yet."""
         return self._control.leaving()
 
     @property

@@ -57,7 +57,6 @@ class HttpSettings(TlsSettings):
     reuse_port: bool = False
     max_input_size: int = 64 << 20
     header_forward_pattern: str = ""
-    # Origins of pages that may ask, * for all
     cors_origins: tuple[str, ...] = ()
     restricted_apis: tuple[Restricted, ...] = ()
     # Whether there is a page to try models on; None: where nobody but this machine can reach it
@@ -65,7 +64,6 @@ class HttpSettings(TlsSettings):
 
     @property
     def shows_try_page(self) -> bool:
-        """Whether there is a page to try models on."""
         if self.try_page is not None:
             return self.try_page
         return self.address == "localhost" or self.address == "::1" or self.address.startswith("127.")

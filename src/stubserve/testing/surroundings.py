@@ -65,7 +65,6 @@ class LocalMetrics:
         self._metrics = StubMetrics(registry)
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """Takes a control message."""
         if kind == "ask":
             self.questions.on_told({"number": fields["number"], **self._metrics.answer(fields)})
         else:
@@ -105,7 +104,6 @@ class Surroundings:
         _connect(calls)
 
     def close(self) -> None:
-        """The model is closed."""
         if self in _active:
             self._leave()
 

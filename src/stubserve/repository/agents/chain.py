@@ -96,7 +96,6 @@ class Agents:
         return None if folder is None else Path(folder)
 
     def close(self) -> None:
-        """Ends their processes."""
         for process in self._processes.values():
             process.close()
 
@@ -151,7 +150,6 @@ class Chain:
             await in_daemon_thread(lambda: self.tell("unload"))
 
     async def unloaded(self) -> None:
-        """It is gone."""
         if self.loaded:
             self.loaded = False
             await in_daemon_thread(lambda: self.tell("unload_complete"))

@@ -29,8 +29,9 @@ import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from stubserve.environments.cache import default_folder
 from stubserve.errors import internal, not_found, unavailable
-from stubserve.repository.cloud.address import Address, parse_address
+from stubserve.repository.cloud.address import parse_address
 from stubserve.repository.cloud.store import Stamp, Store
 from stubserve.repository.daemon_threads import Latest, for_all
 from stubserve.repository.folder import model_names
@@ -256,22 +257,7 @@ _MOUNTS = {
 
 
 def open_mirror(text: str, cache: Path | None) -> Mirror:
-    """Raises ServeError."""
+    """The repository at an address; copied below `cache`, else where upstream's environment says. Raises ServeError."""
     address = parse_address(text, os.environ)
-    return Mirror(Store(address), text, cache or _default_cache(address))
-
-
-def _default_cache(address: Address) -> Path:
-    """Where upstream's environment says, else below the user's cache folder, or the temporary one."""
     mount = os.environ.get(_MOUNTS[address.protocol])
-    if mount:
-        return Path(mount)
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    home = base / "stubserve" / "repositories"
-    try:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(home, os.W_OK):
-            return home
-    except OSError:
-        pass
-    return Path(tempfile.gettempdir()) / f"stubserve-repositories-{os.getuid()}"
+    return Mirror(Store(address), text, cache or (Path(mount) if mount else default_folder("repositories")))
