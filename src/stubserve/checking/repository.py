@@ -28,13 +28,11 @@ from stubserve.loading.dependencies import circle, members_of, version_not_loade
 from stubserve.loading.program import check_python_parameters, locate_program, missing_parts
 from stubserve.loading.source_check import completes_config, source_problems
 from stubserve.model_config.complete import gpu_groups, normalise
-from stubserve.model_config.parse import decode_text
+from stubserve.model_config.parse import decode_text, kept, kept_templates
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
-from stubserve.model_config.templates import kept, kept_templates
 from stubserve.model_config.validate import problems, validate_directory_name
-from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
-from stubserve.model_config.validate_members import member_problems
+from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, member_problems
 from stubserve.model_config.validate_sequence import initial_state_problems
 from stubserve.repository.candidate import RUNS_ON_CPU
 from stubserve.repository.folder import (

@@ -19,11 +19,10 @@ from stubserve.errors import UsageError
 from stubserve.flags.table import FLAGS, GROUPS
 from stubserve.flags.unneeded import UNNEEDED
 from stubserve.flags.values import CloudAddress, check_restricted, parse_bool, parse_int, parse_repository
-from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
+from stubserve.observability.logs import DEFAULT, ISO8601, JSON
 from stubserve.settings.cache import REDIS
 from stubserve.settings.fronts import Tls
-from stubserve.settings.groups import EXPLICIT, NONE, POLL, RepositorySettings, Settings
-from stubserve.settings.tracing import OPENTELEMETRY
+from stubserve.settings.groups import EXPLICIT, NONE, OPENTELEMETRY, POLL, RepositorySettings, Settings
 
 # Flags of which one value of several is to be given, with upstream's words about another one where it has any
 _MUST_BE = "--{} must be {}. Got {}"

@@ -6,7 +6,7 @@ and goes, with its processes and memory. When one fails, those that did start ar
 on as if nothing had been asked. So a reload needs the memory of two for a while, and costs no request.
 
 A version of which nothing has changed but the number and kind of its instances is not started anew: it gets other
-instances in the same step, and keeps those that fit, its queue and its statistics (`instance_update`). One of which
+instances in the same step, and keeps those that fit, its queue and its statistics (`loader`). One of which
 nothing at all has changed, where another version has, goes on as it is.
 
 However a load ends, by an error that nobody thought of too, no version stays "loading" and nothing that it has started
@@ -25,8 +25,7 @@ from stubserve.errors import ServeError, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.services import Services
 from stubserve.loading.changes import as_load_error
-from stubserve.loading.instance_update import InstanceUpdate
-from stubserve.loading.loader import Loader
+from stubserve.loading.loader import InstanceUpdate, Loader
 from stubserve.loading.retiring import Loaded, Retiring
 from stubserve.model_config.reading import located
 from stubserve.repository.candidate import Candidate

@@ -23,7 +23,7 @@ from stubserve.loading.dependencies import DiskDependencies, circle, members_of,
 from stubserve.model_config.complete import copy_of
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate
-from stubserve.model_config.validate_members import is_decoupled, member_problems
+from stubserve.model_config.validate_ensemble import is_decoupled, member_problems
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import read_labels
 from stubserve.repository.registry import Registry, VersionState

@@ -4,8 +4,14 @@ The first stub of a version imports the model and tells whether its class comple
 `auto_complete_config` and ends, and fresh stubs serve, so nothing that the completion did to its process is seen later.
 If not, as with most models, the same stub goes on and becomes the first instance: no process is started in vain.
 
-What serves keeps its completed configuration when its instances change; those that stay also keep the limit of threads
-that they were started with, which is part of their environment.
+Where the instances of a version that serves change (`update`), an instance stays, as upstream, where the new
+configuration has one of the same kind, device and other properties, and keeps its name, whatever its group is called
+now. Where fewer are wanted the last stay; upstream keeps those that were ready last. What is new is started beside
+them, out of sight of the scheduler, so a start that fails changes nothing. Then all takes one step of the event loop:
+the new ones join, and those that are left over get no more batches, finish what they have, finalize and go. Requests
+that are queued, statistics and the order of answers belong to the version and do not notice. What serves keeps its
+completed configuration; those that stay also keep the limit of threads that they were started with, which is part of
+their environment.
 """
 
 from __future__ import annotations
@@ -13,20 +19,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.trace import ModelTracing
-from stubserve.instances.instance import Instance
+from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.launcher import Launcher
 from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.loading.ensembles import start_ensemble
 from stubserve.loading.identity import of_files, of_load, of_members
-from stubserve.loading.instance_update import InstanceUpdate, assign
 from stubserve.loading.launchers import Launchers
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances
@@ -44,6 +50,38 @@ from stubserve.serving.sequence_model import instance_model
 from stubserve.serving.warm_up import WarmUp
 from stubserve.serving.warm_up_samples import read_samples
 from stubserve.settings.groups import InstanceSettings, LatencySettings
+
+
+def assign(instances: Sequence[Instance], specs: Sequence[InstanceSpec]) -> list[Instance | InstanceSpec]:
+    """For each of `specs` an instance that may stay for it, else itself. Instances that are not ready do not stay."""
+    spare: dict[Any, list[Instance]] = {}
+    for instance in instances:
+        if instance.state is InstanceState.READY:
+            spare.setdefault(instance.spec.traits, []).append(instance)
+    return [spare[spec.traits].pop() if spare.get(spec.traits) else spec for spec in specs]
+
+
+@dataclass(frozen=True, eq=False)
+class InstanceUpdate:
+    """What `model` is to be served by: `instances`, of which `started` are new and ready. `config` says the same."""
+
+    model: InstanceModel
+    instances: list[Instance]
+    started: list[Instance]
+    config: Any
+
+    def commit(self, stop_timeout_s: float) -> list[asyncio.Task[None]]:
+        """Lets it be so. Instances that go finish what they have, and then have `stop_timeout_s` to finalize.
+
+        The tasks are done when those of them are gone that a load waits for.
+        """
+        return self.model.change_instances(self.instances, self.config, stop_timeout_s)
+
+    def undo(self, stop_timeout_s: float) -> None:
+        """Leaves everything as it was; the new instances end."""
+        for instance in self.started:
+            self.model.retire(instance, stop_timeout_s)
+
 
 log = logging.getLogger("stubserve.repository")
 

@@ -17,10 +17,9 @@ from typing import Any
 from google.protobuf import text_format
 
 from stubserve.errors import ServeError
-from stubserve.model_config.parse import decode_text
+from stubserve.model_config.parse import decode_text, unfilled, unfilled_templates, with_words
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 from stubserve.model_config.source import FieldPath, Source, UnreadableText
-from stubserve.model_config.templates import unfilled, unfilled_templates, with_words
 
 _NO_FIELD = re.compile(r'Message type "inference\.([\w.]+)" has no field named "(\w+)"')
 _EXCERPT = re.compile(r"^'.*': ", re.DOTALL)

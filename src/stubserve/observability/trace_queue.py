@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stubserve.inference.trace import TENSOR_BYTES, Asking, Parent, Sampler, Trace
-from stubserve.settings.tracing import TIMESTAMPS
+from stubserve.settings.groups import TIMESTAMPS
 
 log = logging.getLogger("stubserve.tracing")
 

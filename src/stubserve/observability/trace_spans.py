@@ -24,7 +24,7 @@ import orjson
 from stubserve.inference.trace import Trace
 from stubserve.observability.trace_file import timestamps
 from stubserve.observability.trace_queue import Item, TraceQueue
-from stubserve.settings.tracing import TracingSettings
+from stubserve.settings.groups import TracingSettings
 
 _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
 _OUTER = ("HTTP_", "GRPC_", "INFER_RESPONSE")

@@ -15,7 +15,7 @@ from typing import Any
 
 from stubserve.inference.trace import ModelTracing
 from stubserve.observability.trace_queue import TENSORS, TraceQueue, Tracer, TraceRules
-from stubserve.settings.tracing import OPENTELEMETRY, TIMESTAMPS, TracingSettings
+from stubserve.settings.groups import OPENTELEMETRY, TIMESTAMPS, TracingSettings
 
 OFF = "OFF"
 LEVELS = (TIMESTAMPS, TENSORS)

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 
 from stubserve.errors import internal, invalid, raise_first
 from stubserve.model_config.complete import gpu_groups, normalise, without_instances
-from stubserve.model_config.parse import parse_json, parse_text
+from stubserve.model_config.parse import kept, kept_templates, parse_json, parse_text
 from stubserve.model_config.proto import ModelConfig
-from stubserve.model_config.templates import kept, kept_templates
 from stubserve.model_config.validate import validate_directory_name, validate_model
 from stubserve.model_config.validate_io import io_problems
 from stubserve.repository.contents import Contents, contents_of

@@ -40,8 +40,7 @@ from stubserve.repository.folder import list_names
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.response_cache.factory import create_cache
 from stubserve.schedulers.rate_limiter import create_limiter
-from stubserve.settings.groups import EXPLICIT, NONE, POLL, Settings
-from stubserve.settings.tracing import OPENTELEMETRY, TracingSettings
+from stubserve.settings.groups import EXPLICIT, NONE, OPENTELEMETRY, POLL, Settings, TracingSettings
 
 log = logging.getLogger("stubserve.server")
 

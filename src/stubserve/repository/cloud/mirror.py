@@ -31,8 +31,7 @@ from pathlib import Path
 
 from stubserve.environments.cache import default_folder
 from stubserve.errors import internal, not_found, unavailable
-from stubserve.repository.cloud.address import parse_address
-from stubserve.repository.cloud.store import Stamp, Store
+from stubserve.repository.cloud.store import Stamp, Store, parse_address
 from stubserve.repository.daemon_threads import Latest, for_all
 from stubserve.repository.folder import model_names
 
