@@ -6,7 +6,7 @@ Codes are those of Triton's error enum; the statuses are the ones its front ends
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class Code(enum.IntEnum):
@@ -119,6 +119,12 @@ def overloaded(message: str) -> ServeError:
 
 def unsupported(message: str) -> ServeError:
     return ServeError(Code.UNSUPPORTED, message)
+
+
+def within(errors: Iterable[ServeError], *path: str | int) -> Iterator[ServeError]:
+    """Errors about a part of a configuration, as those of the whole: `path` leads to the part."""
+    for error in errors:
+        yield error.at(*path, *error.path)
 
 
 def raise_first(errors: Iterable[ServeError]) -> None:

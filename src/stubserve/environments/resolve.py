@@ -44,6 +44,11 @@ def place_of(value: str, model_dir: Path) -> Path:
         raise internal(f"Failed to get the canonical path for {text}.{more}") from None
 
 
+def named_in(config: Any) -> str:
+    """The value of the parameter in a model's configuration; empty where it has none."""
+    return str(config.parameters[PARAMETER].string_value) if PARAMETER in config.parameters else ""
+
+
 def mention_stub_program(model_dir: Path) -> None:
     """Tells the log of a stub that somebody has compiled for the model."""
     program = model_dir / "triton_python_backend_stub"
@@ -61,16 +66,6 @@ class Environments:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._guards: dict[str, asyncio.Lock] = {}
-
-    async def of_model(self, config: Any, model_dir: Path, default: Path | None = None) -> Environment:
-        """The environment that a model's configuration names, else the one in the archive `default`, else the server's.
-
-        Raises ServeError.
-        """
-        value = config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
-        if not value and default is not None:
-            value = str(default)
-        return await self.find(value, model_dir)
 
     async def find(self, value: str, model_dir: Path) -> Environment:
         """The environment that a value of EXECUTION_ENV_PATH names; without a value, the server's own.

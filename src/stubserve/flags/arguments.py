@@ -21,7 +21,7 @@ from stubserve.flags.unneeded import UNNEEDED
 from stubserve.flags.values import CloudAddress, check_restricted, parse_bool, parse_int, parse_repository
 from stubserve.observability.logs import DEFAULT, ISO8601, JSON
 from stubserve.settings.cache import REDIS
-from stubserve.settings.fronts import Tls
+from stubserve.settings.fronts import FrontSettings, Tls
 from stubserve.settings.groups import EXPLICIT, NONE, OPENTELEMETRY, POLL, RepositorySettings, Settings
 
 # Flags of which one value of several is to be given, with upstream's words about another one where it has any
@@ -140,13 +140,13 @@ def _check(settings: Settings) -> None:
         raise UsageError("--auth-open-api says what needs no token, and without --auth-token-file nothing needs one")
     if settings.http.max_input_size <= 0:
         raise UsageError("Error: --http-max-input-size must be greater than 0.")
-    http, grpc = settings.http, settings.grpc
-    for name, front, groups, noun in (
-        ("http", http, http.restricted_apis, "api"),
-        ("grpc", grpc, grpc.restricted_protocols, "protocol"),
-    ):
+    fronts: tuple[tuple[str, FrontSettings, str], ...] = (
+        ("http", settings.http, "api"),
+        ("grpc", settings.grpc, "protocol"),
+    )
+    for name, front, noun in fronts:
         _check_tls(name, front.tls)
-        check_restricted([kind for group in groups for kind in group], noun)
+        check_restricted([kind for group in front.restrictions for kind in group], noun)
         try:
             compile_re2(front.header_forward_pattern)
         except re.error as error:

@@ -80,7 +80,7 @@ http-port = port: The port to serve HTTP on (8000).
 reuse-http-port = reuse_port: Let several servers share the port (false).
 http-max-input-size = max_input_size: Largest JSON, compressed or raw request, in bytes (67108864).
 http-header-forward-pattern = header_forward_pattern: HTTP headers whose names match become request parameters.
-http-restricted-api = restricted_apis: <API>,...:<header>=<value> that requests to these APIs must have.
+http-restricted-api = restrictions: <API>,...:<header>=<value> that requests to these APIs must have.
 http-use-ssl = use_ssl: Serve HTTP and metrics over TLS (false).
 http-use-ssl-mutual = use_ssl_mutual: TLS, and clients of HTTP and metrics need a certificate (false).
 http-server-cert = server_cert: The certificate for HTTP, a PEM file.
@@ -94,7 +94,7 @@ grpc-address = address: The address to serve gRPC on (0.0.0.0).
 grpc-port = port: The port to serve gRPC on (8001).
 reuse-grpc-port = reuse_port: Let several servers share the port (false).
 grpc-header-forward-pattern = header_forward_pattern: Metadata whose keys match become request parameters.
-grpc-restricted-protocol = restricted_protocols: <protocol>,...:<key>=<value> that metadata must have.
+grpc-restricted-protocol = restrictions: <protocol>,...:<key>=<value> that metadata must have.
 grpc-infer-response-compression-level = compression_level: none, low, medium or high (none).
 grpc-use-ssl = use_ssl: Serve gRPC over TLS (false).
 grpc-use-ssl-mutual = use_ssl_mutual: TLS, and clients need a certificate (false).

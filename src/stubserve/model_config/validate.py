@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stubserve.errors import ServeError, internal, invalid, raise_first
+from stubserve.errors import ServeError, internal, invalid, raise_first, within
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, ensemble_problems
 from stubserve.model_config.validate_io import io_problems
@@ -85,8 +85,7 @@ def model_problems(config: ModelConfig) -> Iterator[ServeError]:
     if not config.HasField("version_policy"):
         yield invalid(f"must specify 'version policy' for {config.name}")
     if config.HasField("dynamic_batching"):
-        for error in _dynamic_batching_problems(config):
-            yield error.at("dynamic_batching", *error.path)
+        yield from within(_dynamic_batching_problems(config), "dynamic_batching")
     if config.HasField("sequence_batching"):
         if config.response_cache.enable:
             yield _cache_unsupported(config.name, "sequence batching scheduler")
@@ -99,8 +98,7 @@ def model_problems(config: ModelConfig) -> Iterator[ServeError]:
     if config.model_transaction_policy.decoupled and config.response_cache.enable:
         yield _cache_unsupported(config.name, "'decoupled' transaction policy")
     for index, control in enumerate(config.model_metrics.metric_control):
-        for error in _metric_problems(control):
-            yield error.at("model_metrics", "metric_control", index)
+        yield from within(_metric_problems(control), "model_metrics", "metric_control", index)
     for tag in config.metric_tags:
         if _METRIC_TAG.fullmatch(tag) is None:
             # Real Triton ends here; printed, it would keep the metrics of all models from being read.
@@ -184,8 +182,7 @@ def instance_group_problems(config: ModelConfig) -> Iterator[ServeError]:
         where = f"instance group {group.name} of model {config.name}"
         here = ("instance_group", index)
         if group.kind == _GROUP.KIND_GPU:
-            for error in _gpu_problems(group, where):
-                yield error.at(*here, "gpus" if group.gpus else "kind")
+            yield from within(_gpu_problems(group, where), *here, "gpus" if group.gpus else "kind")
         elif group.kind in (_GROUP.KIND_CPU, _GROUP.KIND_MODEL):
             if group.gpus:
                 error = invalid(f"{where} has kind {_GROUP.Kind.Name(group.kind)} but specifies one or more GPUs")
@@ -193,8 +190,7 @@ def instance_group_problems(config: ModelConfig) -> Iterator[ServeError]:
         else:
             yield internal(f"{where} has unexpected kind KIND_AUTO").at(*here)
         if group.profile:
-            for error in _profile_problems(config.platform, group.profile, where):
-                yield error.at(*here, "profile")
+            yield from within(_profile_problems(config.platform, group.profile, where), *here, "profile")
 
 
 def _gpu_problems(group: Any, where: str) -> Iterator[ServeError]:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stubserve.errors import ServeError, invalid
+from stubserve.errors import ServeError, invalid, within
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 
 ENSEMBLE_PLATFORM = "ensemble"
@@ -155,8 +155,7 @@ def member_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) -> 
                 f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
                 f"{member.name} which only allows maximum batch size to be {member.max_batch_size}"
             ).at("max_batch_size")
-        for problem in _step_problems(config.name, step, member, known):
-            yield problem.at("ensemble_scheduling", "step", index)
+        yield from within(_step_problems(config.name, step, member, known), "ensemble_scheduling", "step", index)
     try:
         is_decoupled(config, members)
     except ServeError as error:

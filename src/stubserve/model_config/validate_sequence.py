@@ -18,7 +18,7 @@ from typing import Any
 from stubserve_stub.runtime.states import FOLDER
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
-from stubserve.errors import ServeError, internal, invalid, raise_first
+from stubserve.errors import ServeError, internal, invalid, raise_first, within
 from stubserve.inference.string_elements import holds_strings
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 
@@ -36,8 +36,7 @@ _CORRELATION_ID_TYPES = (
 
 def sequence_problems(config: ModelConfig) -> Iterator[ServeError]:
     """Each error INVALID_ARG."""
-    for error in _problems(config.sequence_batching, config.name, config.max_batch_size):
-        yield error.at("sequence_batching", *error.path)
+    yield from within(_problems(config.sequence_batching, config.name, config.max_batch_size), "sequence_batching")
 
 
 def _problems(batching: Any, name: str, max_batch_size: int) -> Iterator[ServeError]:
@@ -46,13 +45,11 @@ def _problems(batching: Any, name: str, max_batch_size: int) -> Iterator[ServeEr
         # All kinds go through the same tensors: what is wrong with their names is said once.
         yield from _control_problems(kind, batching, name, found, of_names=kind == _BOOLEAN_KINDS[0])
         for index, control in found[:1]:
-            for error in _boolean_problems(control, name):
-                yield error.at("control_input", index)
+            yield from within(_boolean_problems(control, name), "control_input", index)
     found = []
     yield from _control_problems(_CONTROL.CONTROL_SEQUENCE_CORRID, batching, name, found)
     for index, control in found[:1]:
-        for error in _correlation_id_problems(control, name):
-            yield error.at("control_input", index)
+        yield from within(_correlation_id_problems(control, name), "control_input", index)
     if batching.HasField("oldest"):
         for size in batching.oldest.preferred_batch_size:
             if size <= 0:
@@ -134,8 +131,8 @@ def state_problems(config: ModelConfig) -> Iterator[ServeError]:
     taken |= {control.name for control in config.sequence_batching.control_input}
     outputs: set[str] = set()
     for index, state in enumerate(config.sequence_batching.state):
-        for error in (*_name_problems(state, config, taken, outputs), *_state_problems(state)):
-            yield error.at("sequence_batching", "state", index, *error.path)
+        errors = (*_name_problems(state, config, taken, outputs), *_state_problems(state))
+        yield from within(errors, "sequence_batching", "state", index)
         taken.add(state.input_name)
         outputs.add(state.output_name)
 
@@ -176,8 +173,7 @@ def _state_problems(state: Any) -> Iterator[ServeError]:
             "elements."
         ).at("initial_state")
     for initial in state.initial_state[:1]:
-        for error in _initial_problems(initial, state):
-            yield error.at("initial_state", 0, *error.path)
+        yield from within(_initial_problems(initial, state), "initial_state", 0)
 
 
 def _initial_problems(initial: Any, state: Any) -> Iterator[ServeError]:
