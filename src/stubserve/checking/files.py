@@ -168,19 +168,17 @@ class FileCheck:
     read_options: Callable[[dict[str, Any]], object]
     file_problems: Callable[[Any, Path], Iterator[FileProblem]]
 
-    def config_problem(self, config: Any) -> str:
-        """What the backend would refuse of the configuration, empty for nothing."""
+    def problems(self, config: Any) -> Iterator[str]:
+        """What the backend would refuse of the configuration, and how to get the package that it lacks.
+
+        A model with an environment of its own may have the package there.
+        """
         try:
             self.read_options(to_json_dict(config))
         except Refusal as refusal:
-            return str(refusal)
-        return ""
-
-    def package_problem(self, config: Any) -> str:
-        """Says how to get the package if the model runs in this environment, which does not have it."""
-        if PARAMETER in config.parameters or importlib.util.find_spec(self.package) is not None:
-            return ""
-        return lacks(self.package, self.extra)
+            yield str(refusal)
+        if PARAMETER not in config.parameters and importlib.util.find_spec(self.package) is None:
+            yield lacks(self.package, self.extra)
 
 
 FILE_CHECKS = {

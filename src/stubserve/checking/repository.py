@@ -24,7 +24,7 @@ from stubserve.errors import ServeError, internal
 from stubserve.inference.signature import Signature
 from stubserve.instances.execution_watch import execute_timeout
 from stubserve.instances.threads import threads_per_instance
-from stubserve.loading.dependencies import circle, members_of, version_not_loaded
+from stubserve.loading.dependencies import circle, version_not_loaded
 from stubserve.loading.program import check_python_parameters, locate_program, missing_parts
 from stubserve.loading.source_check import completes_config, source_problems
 from stubserve.model_config.complete import gpu_groups, normalise
@@ -32,7 +32,7 @@ from stubserve.model_config.parse import decode_text, kept, kept_templates
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
 from stubserve.model_config.validate import problems, validate_directory_name
-from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, member_problems
+from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, member_problems, members_of
 from stubserve.model_config.validate_sequence import initial_state_problems
 from stubserve.repository.candidate import RUNS_ON_CPU
 from stubserve.repository.folder import (
@@ -195,9 +195,8 @@ class _Check:
 
     def _files(self, config: Any, check: FileCheck) -> None:
         """What a backend would refuse; with folders that cannot be looked at, `_versions` has said so."""
-        for text in (check.config_problem(config), check.package_problem(config)):
-            if text:
-                self._note(self._file, text)
+        for text in check.problems(config):
+            self._note(self._file, text)
         try:
             versions = available_versions(self._folder, config)
         except ServeError:

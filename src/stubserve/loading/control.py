@@ -30,7 +30,7 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.instances.services import Services, no_model_control
 from stubserve.loading.changeover import Changeover
 from stubserve.loading.changes import Changes, Turn, Turns, all_of, as_load_error
-from stubserve.loading.dependencies import DiskDependencies, no_longer_needed, rounds
+from stubserve.loading.dependencies import no_longer_needed, rounds
 from stubserve.loading.ensembles import Ensembles
 from stubserve.loading.finding import Finder, Look
 from stubserve.loading.loader import Loader
@@ -71,11 +71,10 @@ class ModelControl:
         self._turns = Turns()
         self._changes = Changes(self._slots)
         self._finder = Finder(settings, self._repositories, self._changeover.served)
-        self._disk = DiskDependencies(self._repositories, settings.config_name)
         load_member = self._load_member if self._explicit else None
         # For the sake of its members: what came with its own load counts as before.
         again = partial(self._load_known, look=self._finder.again)
-        self._ensembles = Ensembles(registry, self._repositories, self._disk, load_member, again, self._retire)
+        self._ensembles = Ensembles(registry, self._repositories, load_member, again, self._retire)
         # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
         self._asked_for: set[str] = set()
         self._watch = RepositoryWatch(
@@ -83,8 +82,6 @@ class ModelControl:
         )
         self._watching: asyncio.Task[None] | None = None
         self._starting = False
-
-    # What may be asked
 
     async def load_all(self) -> bool:
         """Loads every model that is to be there from the start; whether all of them could be loaded.
@@ -201,8 +198,6 @@ class ModelControl:
         if not self._explicit:
             raise no_model_control()
 
-    # Loading
-
     async def _keep_watching(self) -> None:
         async for _ in occasions(self._settings, self._sleep):
             try:
@@ -219,7 +214,7 @@ class ModelControl:
         """Loads models, ensembles after their members; which of them could be loaded."""
         if self._starting:
             self._registry.expect(names)
-        needs = await self._repositories.aside(partial(self._disk.needs, names))
+        needs = await self._repositories.aside(partial(self._repositories.needs, names))
         loaded: dict[str, bool] = {}
         for group in rounds(needs):
             outcomes = await asyncio.gather(*(self._load_known(name) for name in group))
@@ -300,8 +295,6 @@ class ModelControl:
         if self._settings.namespacing:
             services = replace(services, models=self._registry.within(candidate.folder.namespace))
         return await self._changeover.replace(candidate, services)
-
-    # Letting go
 
     async def _unload(self, name: str, dependents: bool, outer: Turn | None) -> None:
         going = [name]

@@ -19,11 +19,11 @@ from typing import Any
 from stubserve.errors import ServeError, invalid, raise_first
 from stubserve.inference.served_model import ModelFinder, ServedModel
 from stubserve.loading.changes import Turn
-from stubserve.loading.dependencies import DiskDependencies, circle, members_of, rounds, version_not_loaded
+from stubserve.loading.dependencies import circle, rounds, version_not_loaded
 from stubserve.model_config.complete import copy_of
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate
-from stubserve.model_config.validate_ensemble import is_decoupled, member_problems
+from stubserve.model_config.validate_ensemble import is_decoupled, member_problems, members_of
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import read_labels
 from stubserve.repository.registry import Registry, VersionState
@@ -124,14 +124,12 @@ class Ensembles:
         self,
         registry: Registry,
         repositories: Repositories,
-        disk: DiskDependencies,
         load_member: Callable[[str, Turn], Awaitable[None]] | None,
         load: Callable[[str], Awaitable[bool]],
         retire: Callable[[str], Awaitable[None]],
     ) -> None:
         self._registry = registry
         self._repositories = repositories
-        self._disk = disk
         self._load_member = load_member
         self._load = load
         self._retire = retire
@@ -159,12 +157,13 @@ class Ensembles:
 
     async def _prepare(self, candidate: Candidate, names: tuple[str, ...], turn: Turn) -> None:
         name, namespace = candidate.folder.key, candidate.folder.namespace
-        members = await self._repositories.aside(partial(self._disk.keys, names, namespace))
+        look = self._repositories
+        members = await look.aside(lambda: [look.member(one, namespace) for one in names])
         missing = [member for member in members if not self._registry.ready_versions(member)]
-        absent = await self._repositories.aside(partial(self._repositories.absent, missing))
+        absent = await look.aside(partial(look.absent, missing))
         if absent:
             raise invalid(f"ensemble {name} contains models that are not available or ambiguous: {', '.join(absent)}")
-        closed = await self._repositories.aside(partial(circle, name, members, self._disk.members))
+        closed = await look.aside(partial(circle, name, members, look.members))
         if closed is not None:
             raise closed
         if self._load_member is not None:
@@ -182,7 +181,7 @@ class Ensembles:
                 log.info("ensemble '%s' is unloaded, because one of its members is", name)
                 await self._retire(name)
                 self.away[name] = members
-            needs = await asyncio.to_thread(self._disk.needs, loading)
+            needs = await asyncio.to_thread(self._repositories.needs, loading)
             for name in (one for group in rounds(needs) for one in group):
                 if not await self._load(name):
                     log.error("ensemble '%s' is unloaded: it cannot be served with its members as they are", name)

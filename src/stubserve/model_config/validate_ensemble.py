@@ -26,6 +26,13 @@ from stubserve.model_config.proto import ModelConfig, model_config_pb2
 ENSEMBLE_PLATFORM = "ensemble"
 
 
+def members_of(config: Any) -> tuple[str, ...]:
+    """The names of the models that an ensemble's steps name; none for a model of its own."""
+    if config.platform != ENSEMBLE_PLATFORM:
+        return ()
+    return tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
+
+
 @dataclass
 class _Tensor:
     name: str

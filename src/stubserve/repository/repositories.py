@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from stubserve.errors import Code, ServeError, internal, invalid
+from stubserve.model_config.validate_ensemble import members_of
 from stubserve.repository import folder as disk
 from stubserve.repository.daemon_threads import in_daemon_thread
-from stubserve.repository.folder import BETWEEN, ModelFolder, Survey, check_model_name
+from stubserve.repository.folder import BETWEEN, ModelFolder, Survey, check_model_name, read_config
 from stubserve.repository.registry import key_of, meant
 from stubserve.settings.groups import RepositorySettings
 
@@ -140,6 +141,18 @@ class Repositories:
     def member(self, name: str, namespace: str) -> str:
         """The model that an ensemble of a namespace means by a name."""
         return meant(name, namespace, self.keys(name)) if self._namespacing else name
+
+    def members(self, key: str) -> Collection[str]:
+        """The members of an ensemble; none for anything else. What is wrong with it is for its load to tell."""
+        try:
+            folder = self.locate(key)
+            config = read_config(folder, self._settings.config_name)
+        except ServeError:
+            return ()
+        return [] if config is None else [self.member(name, folder.namespace) for name in members_of(config)]
+
+    def needs(self, keys: Collection[str]) -> dict[str, Collection[str]]:
+        return {key: self.members(key) for key in keys}
 
     def names(self) -> dict[str, bool]:
         """The names in all repositories, and whether each means a model that can be served. Raises as `survey`."""

@@ -61,8 +61,6 @@ class Ports:
         self._log_requests_if_verbose()
         server.log_settings.watchers.add(self._log_requests_if_verbose)
 
-    # The start
-
     async def open(self) -> None:
         """Binds all ports; gRPC is served from now on, unless its port is shared. Raises CannotServe."""
         for name, protocol, address, port, make in self._wanted():
@@ -159,8 +157,6 @@ class Ports:
     def _port(self, name: str) -> int:
         port: int = self._http[name][1].getsockname()[1]
         return port
-
-    # The end
 
     def begin_drain(self) -> None:
         """The requests over HTTP that are under way now are those that `drain` waits for."""

@@ -65,8 +65,6 @@ class TracingSettings:
     def log_frequency(self) -> int:
         return int(self.value(TRITON, "log-frequency", "0"))
 
-    # OpenTelemetry
-
     @property
     def url(self) -> str:
         return self.value(OPENTELEMETRY, "url", "http://localhost:4318/v1/traces")

@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from stubserve.environments.cache import default_folder
@@ -137,8 +137,6 @@ class Mirror:
         except Exception as error:
             log.error("failed to copy model '%s' of %s: %s", name, self.address, error)
 
-    # Copies
-
     def _copy(self, name: str, listing: Mapping[str, Stamp]) -> ModelCopy | None:
         """The state that a listing tells of, current from now on; None if it has changed meanwhile."""
         fetched: dict[str, Path] = {}
@@ -196,8 +194,6 @@ class Mirror:
         text = f"{name}/{path}\0{stamp.size}\0{stamp.tag}"
         return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
-    # The folders
-
     def _begin(self) -> Path:
         """Makes the folder of this server, and removes what others have left behind. Raises OSError."""
         servers = self._home / "servers"
@@ -216,14 +212,11 @@ class Mirror:
 
     def _remove_unused(self) -> None:
         before = time.time() - UNUSED_DAYS * 86400
-        for file in self._files():
+        for file in self._objects.iterdir():
             with contextlib.suppress(OSError):
                 status = file.stat()
                 if status.st_atime < before and status.st_nlink == 1:
                     file.unlink()
-
-    def _files(self) -> Iterator[Path]:
-        yield from self._objects.iterdir()
 
 
 def _is_left_behind(folder: Path) -> bool:
