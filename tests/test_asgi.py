@@ -15,8 +15,8 @@ def test_flags_of_what_a_host_has_not_are_named() -> None:
     assert without_effect(parse_arguments(words)) == [
         "--http-port has no effect: an ASGI host listens itself",
         "--grpc-port has no effect: there is no gRPC in an ASGI host",
-        "--metrics-port has no effect: there is no port of metrics in an ASGI host",
         "--idle-timeout-secs has no effect: an ASGI host reads and writes the sockets itself",
+        "--metrics-port has no effect: there is no port of metrics in an ASGI host",
     ]
 
 

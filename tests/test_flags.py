@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from stubserve.errors import UsageError
 from stubserve.flags import parse_arguments, usage
 from stubserve.flags.table import FLAGS
 from stubserve.flags.unneeded import UNNEEDED
-from stubserve.flags.values import UsageError
 from stubserve.settings.fronts import Tls
 
 

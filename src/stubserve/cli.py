@@ -7,8 +7,8 @@ import importlib
 import shlex
 import sys
 
+from stubserve.errors import UsageError
 from stubserve.flags import parse_arguments, usage
-from stubserve.flags.values import UsageError
 
 # Each is a module of stubserve.commands.
 COMMANDS = ("init", "check", "ask", "fetch", "env", "deploy", "trace")
@@ -50,7 +50,6 @@ def main() -> None:
 
 
 def _unknown_command(words: list[str]) -> str:
-    """The message about a first word that is no command."""
     from difflib import get_close_matches
 
     known = f"serve, {', '.join(COMMANDS[:-1])} and {COMMANDS[-1]}"

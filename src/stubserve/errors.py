@@ -6,7 +6,7 @@ Codes are those of Triton's error enum; the statuses are the ones its front ends
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class Code(enum.IntEnum):
@@ -27,60 +27,37 @@ class Code(enum.IntEnum):
 
     @property
     def http_status(self) -> int:
-        return _HTTP_STATUS[self]
+        return _SHOWN[self][0]
 
     @property
     def grpc_status(self) -> int:
-        return _GRPC_STATUS[self]
+        return _SHOWN[self][1]
 
     @property
     def title(self) -> str:
         """How upstream spells the code inside longer texts, as in 'Invalid argument: ...'."""
-        return _TITLE[self]
+        return _SHOWN[self][2]
 
 
-_HTTP_STATUS = {
-    Code.UNKNOWN: 400,
-    Code.INTERNAL: 500,
-    Code.NOT_FOUND: 404,
-    Code.INVALID_ARG: 400,
-    Code.UNAVAILABLE: 503,
-    Code.UNSUPPORTED: 501,
-    Code.ALREADY_EXISTS: 400,
-    Code.CANCELLED: 400,
-    Code.UNAUTHENTICATED: 401,
-    Code.FORBIDDEN: 403,
-    Code.RESTRICTED: 403,
-}
-
-_GRPC_STATUS = {
-    Code.UNKNOWN: 2,
-    Code.INTERNAL: 13,
-    Code.NOT_FOUND: 5,
-    Code.INVALID_ARG: 3,
-    Code.UNAVAILABLE: 14,
-    Code.UNSUPPORTED: 12,
-    Code.ALREADY_EXISTS: 6,
-    Code.CANCELLED: 1,
-    Code.UNAUTHENTICATED: 16,
-    Code.FORBIDDEN: 7,
+# The statuses of HTTP and gRPC, and the title
+_SHOWN = {
+    Code.UNKNOWN: (400, 2, "Unknown"),
+    Code.INTERNAL: (500, 13, "Internal"),
+    Code.NOT_FOUND: (404, 5, "Not found"),
+    Code.INVALID_ARG: (400, 3, "Invalid argument"),
+    Code.UNAVAILABLE: (503, 14, "Unavailable"),
+    Code.UNSUPPORTED: (501, 12, "Unsupported"),
+    Code.ALREADY_EXISTS: (400, 6, "Already exists"),
+    Code.CANCELLED: (400, 1, "Cancelled"),
+    Code.UNAUTHENTICATED: (401, 16, "Unauthenticated"),
+    Code.FORBIDDEN: (403, 7, "Permission denied"),
     # As Triton does
-    Code.RESTRICTED: 14,
+    Code.RESTRICTED: (403, 14, "Restricted"),
 }
 
-_TITLE = {
-    Code.UNKNOWN: "Unknown",
-    Code.INTERNAL: "Internal",
-    Code.NOT_FOUND: "Not found",
-    Code.INVALID_ARG: "Invalid argument",
-    Code.UNAVAILABLE: "Unavailable",
-    Code.UNSUPPORTED: "Unsupported",
-    Code.ALREADY_EXISTS: "Already exists",
-    Code.CANCELLED: "Cancelled",
-    Code.UNAUTHENTICATED: "Unauthenticated",
-    Code.FORBIDDEN: "Permission denied",
-    Code.RESTRICTED: "Restricted",
-}
+
+class UsageError(Exception):
+    """The command line is wrong; the text says how."""
 
 
 class ServeError(Exception):
@@ -142,6 +119,12 @@ def overloaded(message: str) -> ServeError:
 
 def unsupported(message: str) -> ServeError:
     return ServeError(Code.UNSUPPORTED, message)
+
+
+def within(errors: Iterable[ServeError], *path: str | int) -> Iterator[ServeError]:
+    """Errors about a part of a configuration, as those of the whole: `path` leads to the part."""
+    for error in errors:
+        yield error.at(*path, *error.path)
 
 
 def raise_first(errors: Iterable[ServeError]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stubserve.flags import parse_arguments
-from stubserve.observability.metrics import RESERVED
+from stubserve.observability.families import RESERVED
 from tools.reference.routes import http_routes
 
 yaml = pytest.importorskip("yaml", reason="make test-deploy installs it")

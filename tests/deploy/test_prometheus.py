@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stubserve.observability.metrics import RESERVED
+from stubserve.observability.families import RESERVED
 from tests.real_server import Serving, eventually, io_config, write_model
 
 DEPLOY = Path(__file__).parents[2] / "src" / "stubserve" / "deploy"

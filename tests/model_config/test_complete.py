@@ -12,9 +12,9 @@ from stubserve.model_config.proto import ModelConfig
 FAR_AWAY = Path("/nonexistent")
 
 
-def complete(text: str, *, name: str = "foo", gpu_ids: tuple[int, ...] = (), gpu_to_cpu: bool = False) -> ModelConfig:
+def complete(text: str, *, name: str = "foo", gpu_to_cpu: bool = False) -> ModelConfig:
     """Completes a configuration that names its backend, so that no folder is looked at."""
-    return normalise(parse_text(text, "c"), name, FAR_AWAY, gpu_ids=gpu_ids, gpu_to_cpu=gpu_to_cpu)
+    return normalise(parse_text(text, "c"), name, FAR_AWAY, gpu_to_cpu=gpu_to_cpu)
 
 
 def model(tmp_path: Path, *files: str) -> Path:
@@ -180,32 +180,24 @@ def cpu(name: str, *, passive: bool = False) -> InstanceSpec:
     return InstanceSpec(name, "CPU", 0, passive)
 
 
-def gpu(name: str, device_id: int) -> InstanceSpec:
-    return InstanceSpec(name, "GPU", device_id, False)
-
-
 @pytest.mark.parametrize(
-    ("groups", "gpu_ids", "expected"),
+    ("groups", "expected"),
     [
-        ("", (), [cpu("foo_0")]),
-        ("instance_group {}", (), [cpu("foo_0_0")]),
-        ("instance_group { count: -3 }", (), [cpu("foo_0_0")]),
+        ("", [cpu("foo_0")]),
+        ("instance_group {}", [cpu("foo_0_0")]),
+        ("instance_group { count: -3 }", [cpu("foo_0_0")]),
         (
             'instance_group [{ count: 2 }, { name: "g" kind: KIND_MODEL }, { passive: true }]',
-            (),
             [cpu("foo_0_0"), cpu("foo_0_1"), InstanceSpec("g_0", "MODEL", 0, False), cpu("foo_2_0", passive=True)],
         ),
-        ("", (0, 1), [gpu("foo_0", 0), gpu("foo_0", 1)]),
-        ("instance_group { gpus: 1 count: 2 }", (0, 1), [gpu("foo_0_0", 1), gpu("foo_0_1", 1)]),
-        ("instance_group { kind: KIND_GPU }", (2, 5), [gpu("foo_0_0", 2), gpu("foo_0_0", 5)]),
-        ("instance_group { kind: KIND_CPU }", (0,), [cpu("foo_0_0")]),
+        ("instance_group { kind: KIND_CPU }", [cpu("foo_0_0")]),
         # A GPU that is not there sends an undecided group to the CPU, where validation refuses it.
-        ("instance_group { gpus: [0, 7] }", (0,), [cpu("foo_0_0")]),
-        ("instance_group { kind: KIND_GPU }", (), []),
+        ("instance_group { gpus: [0, 7] }", [cpu("foo_0_0")]),
+        ("instance_group { kind: KIND_GPU }", []),
     ],
 )
-def test_instances(groups: str, gpu_ids: tuple[int, ...], expected: list[InstanceSpec]) -> None:
-    assert instances_of(complete(f'backend: "python" {groups}', gpu_ids=gpu_ids)) == expected
+def test_instances(groups: str, expected: list[InstanceSpec]) -> None:
+    assert instances_of(complete(f'backend: "python" {groups}')) == expected
 
 
 @pytest.mark.parametrize(
@@ -224,18 +216,17 @@ def test_other_groups_stay_where_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "group", "gpu_ids", "count"),
+    ("backend", "group", "count"),
     [
-        ("onnxruntime", "", (), 2),
-        ("onnxruntime", "instance_group {}", (), 2),
-        ("onnxruntime", "instance_group { count: 1 }", (), 1),
-        ("onnxruntime", "", (0,), 1),
-        ("onnxruntime", "instance_group { kind: KIND_MODEL }", (), 1),
-        ("pytorch", "", (), 1),
+        ("onnxruntime", "", 2),
+        ("onnxruntime", "instance_group {}", 2),
+        ("onnxruntime", "instance_group { count: 1 }", 1),
+        ("onnxruntime", "instance_group { kind: KIND_MODEL }", 1),
+        ("pytorch", "", 1),
     ],
 )
-def test_default_count(backend: str, group: str, gpu_ids: tuple[int, ...], count: int) -> None:
-    config = complete(f'backend: "{backend}" {group}', gpu_ids=gpu_ids)
+def test_default_count(backend: str, group: str, count: int) -> None:
+    config = complete(f'backend: "{backend}" {group}')
     assert config.instance_group[0].count == count
 
 
@@ -249,7 +240,6 @@ def test_default_count(backend: str, group: str, gpu_ids: tuple[int, ...], count
     ),
     max_batch_size=st.integers(-1, 3),
     groups=st.lists(st.sampled_from(["instance_group {}", "instance_group { kind: KIND_GPU }"]), max_size=2),
-    gpu_ids=st.sampled_from([(), (0, 1)]),
 )
 def test_idempotent_and_pure(
     backend: str,
@@ -258,7 +248,6 @@ def test_idempotent_and_pure(
     scheduling: str,
     max_batch_size: int,
     groups: list[str],
-    gpu_ids: tuple[int, ...],
 ) -> None:
     text = (
         f'backend: "{backend}" platform: "{platform}" default_model_filename: "{filename}" {scheduling} '
@@ -266,7 +255,7 @@ def test_idempotent_and_pure(
     )
     given_config = parse_text(text, "c")
     folder = Path(__file__).parent  # holds one subfolder without models
-    once = normalise(given_config, "x.y", folder, gpu_ids=gpu_ids)
+    once = normalise(given_config, "x.y", folder)
     assert given_config == parse_text(text, "c")
-    assert normalise(once, "x.y", folder, gpu_ids=gpu_ids) == once
+    assert normalise(once, "x.y", folder) == once
     assert normalise_again(once) == once

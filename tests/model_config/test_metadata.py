@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from stubserve.model_config.metadata import datatype_name, model_metadata
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.proto import model_config_pb2
+from stubserve.model_config.render import datatype_name, model_metadata
 
 TENSORS = """
 input { name: "X" data_type: TYPE_STRING dims: [3, -1] reshape { shape: [-1, 3] } optional: true }

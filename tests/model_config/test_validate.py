@@ -20,14 +20,14 @@ NOWHERE = Path("/nonexistent")
 PYTHON = 'backend: "python" max_batch_size: 4 '
 
 
-def normalised(text: str, gpu_ids: tuple[int, ...] = ()) -> ModelConfig:
-    return normalise(parse_text(text, "c"), "m", NOWHERE, gpu_ids=gpu_ids)
+def normalised(text: str) -> ModelConfig:
+    return normalise(parse_text(text, "c"), "m", NOWHERE)
 
 
-def refusal(text: str, gpu_ids: tuple[int, ...] = ()) -> str:
-    config = normalised(text, gpu_ids)
+def refusal(text: str) -> str:
+    config = normalised(text)
     with pytest.raises(ServeError) as caught:
-        validate(config, gpu_ids=gpu_ids)
+        validate(config)
     assert caught.value.code == Code.INVALID_ARG
     return caught.value.message
 
@@ -148,33 +148,25 @@ def test_refused(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "gpu_ids", "message"),
+    ("group", "message"),
     [
         (
             "kind: KIND_GPU",
-            (),
             "has kind KIND_GPU but no GPUs are available; --gpu-fallback=cpu serves the model on the CPU",
         ),
         (
             "kind: KIND_GPU gpus: 0",
-            (),
             "specifies invalid or unsupported gpu id 0. GPUs with at least the minimum required CUDA compute "
             "compatibility of 7.500000 are: ; --gpu-fallback=cpu serves the model on the CPU",
         ),
-        (
-            "kind: KIND_GPU gpus: [1, 4]",
-            (0, 1),
-            "specifies invalid or unsupported gpu id 4. GPUs with at least the minimum required CUDA compute "
-            "compatibility of 7.500000 are: 0, 1",
-        ),
-        ("kind: KIND_CPU gpus: 0", (), "has kind KIND_CPU but specifies one or more GPUs"),
-        ("gpus: 0", (), "has kind KIND_CPU but specifies one or more GPUs"),
-        ("kind: KIND_MODEL gpus: 0", (), "has kind KIND_MODEL but specifies one or more GPUs"),
-        ('profile: "0"', (), "and platform specifies profile field which is only supported for TensorRT models"),
+        ("kind: KIND_CPU gpus: 0", "has kind KIND_CPU but specifies one or more GPUs"),
+        ("gpus: 0", "has kind KIND_CPU but specifies one or more GPUs"),
+        ("kind: KIND_MODEL gpus: 0", "has kind KIND_MODEL but specifies one or more GPUs"),
+        ('profile: "0"', "and platform specifies profile field which is only supported for TensorRT models"),
     ],
 )
-def test_instance_groups_refused(group: str, gpu_ids: tuple[int, ...], message: str) -> None:
-    assert refusal(f"{PYTHON} instance_group {{ {group} }}", gpu_ids) == f"instance group m_0 of model m {message}"
+def test_instance_groups_refused(group: str, message: str) -> None:
+    assert refusal(f"{PYTHON} instance_group {{ {group} }}") == f"instance group m_0 of model m {message}"
 
 
 def test_tensorrt_profile_refused() -> None:

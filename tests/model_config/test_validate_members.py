@@ -5,7 +5,7 @@ import pytest
 from stubserve.errors import ServeError, raise_first
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.proto import ModelConfig
-from stubserve.model_config.validate_members import is_decoupled, member_problems
+from stubserve.model_config.validate_ensemble import is_decoupled, member_problems
 
 # Maps of one step: input or output of the model to tensor of the ensemble, as in "x:A"
 Maps = tuple[str, str, str]

@@ -3,7 +3,7 @@ import pytest
 from stubserve.errors import Code, ServeError, raise_first
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.proto import ModelConfig
-from stubserve.model_config.validate_states import state_problems
+from stubserve.model_config.validate_sequence import state_problems
 
 
 def config_of(*states: str) -> ModelConfig:

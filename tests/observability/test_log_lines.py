@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON, LogFormatter
+from stubserve.observability.logs import DEFAULT, ISO8601, JSON, LogFormatter
 
 
 def record(message: str, level: int = logging.ERROR) -> logging.LogRecord:

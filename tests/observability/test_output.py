@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stubserve.observability.output import SOURCE_BYTES, Output, QueuedStream
+from stubserve.observability.output import SOURCE_BYTES, OutputQueue, QueuedStream
 
 F_SETPIPE_SZ = 1031
 PIECE = b"x" * 4096
@@ -28,7 +28,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 def test_what_is_written_comes_out_in_order(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
-    output = Output()
+    output = OutputQueue()
     for number in range(100):
         output.write(writing, b"%03d\n" % number, f"source {number % 3}")
     assert b"".join(os.read(reading, 4) for _ in range(100)) == b"".join(b"%03d\n" % number for number in range(100))
@@ -39,7 +39,7 @@ def test_a_source_is_full_alone_and_what_is_dropped_is_said(
     pipe: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     reading, writing = pipe
-    output = Output()
+    output = OutputQueue()
     written = 0
     while not output.is_full("flood"):
         output.write(writing, PIECE, "flood")
@@ -65,7 +65,7 @@ def test_a_source_is_full_alone_and_what_is_dropped_is_said(
 
 def test_where_nothing_moves_nobody_waits(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = pipe
-    output = Output()
+    output = OutputQueue()
     while not output.is_full("flood"):
         output.write(writing, PIECE, "flood")
     monkeypatch.setattr("stubserve.observability.output.STUCK_S", -1.0)
@@ -78,7 +78,7 @@ def test_where_nothing_moves_nobody_waits(pipe: tuple[int, int], monkeypatch: py
 def test_a_log_that_nobody_has_open_any_more_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    output = Output()
+    output = OutputQueue()
     output.write(writing, b"lost")
     output.close()
     assert not output.is_stuck
@@ -87,7 +87,7 @@ def test_a_log_that_nobody_has_open_any_more_is_no_error() -> None:
 
 def test_text_goes_the_same_way(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
-    output = Output()
+    output = OutputQueue()
     with open(writing, "w", encoding="ascii", closefd=False) as stream:
         handler = logging.StreamHandler(QueuedStream(stream, output))
         handler.emit(logging.LogRecord("x", logging.INFO, "", 0, "naïve \udcff", (), None))
@@ -101,7 +101,7 @@ def test_what_a_full_disk_does_not_take_is_counted_and_said(
     """Once, and only when something can be written again."""
     _, writing = pipe
     full = os.open("/dev/full", os.O_WRONLY)
-    output = Output()
+    output = OutputQueue()
     logging.getLogger("stubserve.log").propagate = True
     with caplog.at_level(logging.WARNING, "stubserve.log"):
         for _ in range(3):

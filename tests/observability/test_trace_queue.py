@@ -13,8 +13,7 @@ from stubserve_stub.wire.datatypes import BYTES
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import QUEUE_INPUT, TENSOR_BYTES, Trace
 from stubserve.observability.trace_file import TraceFile
-from stubserve.observability.trace_queue import Item, TraceQueue
-from stubserve.observability.tracing import TENSORS, Tracer, TraceRules
+from stubserve.observability.trace_queue import TENSORS, Item, TraceQueue, Tracer, TraceRules
 from tests.inference.models import request
 
 

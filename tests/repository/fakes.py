@@ -11,7 +11,7 @@ from typing import Any
 
 from stubserve.instances.instance import Instance
 from stubserve.instances.services import Services
-from stubserve.loading.instance_update import InstanceUpdate
+from stubserve.loading.loader import InstanceUpdate
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.logs import LogSettings
 from stubserve.repository.candidate import Candidate, find_candidate

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from stubserve_stub.backends.onnxruntime.contract import contract_of
 
-from stubserve.checking.onnx_declared import declared
+from stubserve.checking.files import declared
 from tests.onnx_models import ELEMENT_TYPES, helper, identity, model, node
 
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stubserve.errors import ServeError
-from stubserve.loading.turns import Turn, Turns
+from stubserve.loading.changes import Turn, Turns
 
 
 class Change:

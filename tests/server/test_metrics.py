@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stubserve.observability.metrics import RESERVED
+from stubserve.observability.families import RESERVED
 from tests.real_server import Answer, Serving, binary_output, binary_request, io_config, write_model
 
 # Runs each request's text and answers with what it leaves in `result`.

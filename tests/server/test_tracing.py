@@ -21,7 +21,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from stubserve.commands.trace import Span, draw, read_spans
+from stubserve.commands.trace import DrawnSpan, draw, read_spans
 from tests.real_server import Serving, binary_output, binary_request, eventually, io_config, write_model
 
 CALLS = """
@@ -246,14 +246,14 @@ def collector(file: Path, *words: str) -> Iterator[str]:
         process.communicate()
 
 
-def spans_of(file: Path, enough: Callable[[list[Span]], bool]) -> list[Span]:
+def spans_of(file: Path, enough: Callable[[list[DrawnSpan]], bool]) -> list[DrawnSpan]:
     """What the collector has got, once it is enough."""
 
-    def look() -> list[Span] | None:
+    def look() -> list[DrawnSpan] | None:
         found = list(read_spans(file.read_text().splitlines())) if file.exists() else []
         return found if enough(found) else None
 
-    spans: list[Span] = eventually(look)
+    spans: list[DrawnSpan] = eventually(look)
     return spans
 
 
@@ -284,7 +284,7 @@ def test_spans_reach_a_collector(repository: Path, tmp_path: Path) -> None:
         assert {span.trace for span in spans} == {trace}
         by_id = {span.id: span for span in spans}
 
-        def path(span: Span) -> str:
+        def path(span: DrawnSpan) -> str:
             above = by_id.get(span.parent)
             return f"{path(above)} {span.name}" if above is not None else span.name
 

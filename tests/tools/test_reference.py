@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 import triton_python_backend_utils as pb_utils
 
-from stubserve.flags.flag import Flag
-from stubserve.flags.table import FLAGS
+from stubserve.flags.table import FLAGS, Flag
 from stubserve.flags.unneeded import UNNEEDED
-from stubserve.observability.metrics import RESERVED
+from stubserve.observability.families import RESERVED
 from tools.reference import PAGES, routes
 from tools.reference.config import messages
 from tools.reference.config_fields import FIELDS

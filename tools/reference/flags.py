@@ -6,8 +6,7 @@ import re
 from operator import attrgetter
 from typing import Any
 
-from stubserve.flags.flag import Flag
-from stubserve.flags.table import FLAGS, GROUPS, group_of
+from stubserve.flags.table import FLAGS, GROUPS, Flag
 from stubserve.flags.unneeded import UNNEEDED
 from stubserve.settings.groups import Settings
 from tools.reference.markdown import name as whole
@@ -49,7 +48,7 @@ def flags_page() -> str:
     """The page as Markdown."""
     parts = [_HEAD]
     for group, title in GROUPS.items():
-        flags = [flag for flag in FLAGS if group_of(flag) == group]
+        flags = [flag for flag in FLAGS if flag.group == group]
         parts += [f"## {title}\n\n", table(("flag", "default", "what it does"), [_row(flag) for flag in flags])]
     parts.append(
         "## Accepted, without an effect\n\nThey are in many a command line for Triton. The log says that they do nothing.\n\n"

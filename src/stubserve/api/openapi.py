@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from stubserve.inference.served_model import ServedModel
-from stubserve.model_config.metadata import datatype_name
+from stubserve.model_config.render import datatype_name
 
 _BOUNDS = {f"INT{bits}": (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)} | {
     f"UINT{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)

@@ -17,7 +17,7 @@ import orjson
 
 from stubserve.inference.long_work import LongWork
 from stubserve.memory.server_memory import Memory
-from stubserve.observability.last_errors import LastErrors
+from stubserve.observability.logs import LastErrors
 from stubserve.repository.registry import ModelEntry, VersionEntry
 
 _SAMPLES = 300

@@ -1,25 +1,107 @@
-"""What can be said of models that a backend loads out of a file, without loading them: one check for each backend."""
+"""What can be said of models that a backend loads out of a file, without loading them: one check for each backend.
+
+Of an ONNX file the inputs and outputs that it declares are compared with the configuration. onnxruntime knows more once
+it has loaded the file, as it infers shapes. So an output's dimension that the file leaves open is taken to be what the
+configuration says; what is told here, a load would refuse as well.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+import mmap
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stubserve_stub.backends.loading.contract import TensorInfo, dims_of
 from stubserve_stub.backends.loading.refusals import lacks
 from stubserve_stub.backends.onnxruntime import file as onnx_file
-from stubserve_stub.backends.onnxruntime.contract import needs_completion, validate
+from stubserve_stub.backends.onnxruntime.contract import Contract, needs_completion, validate
+from stubserve_stub.backends.onnxruntime.file import CutOff, fields
 from stubserve_stub.backends.onnxruntime.options import options_of
 from stubserve_stub.backends.onnxruntime.session import find_file
 from stubserve_stub.backends.pytorch import file as torch_file
 from stubserve_stub.backends.pytorch import options as torch_options
 from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire.datatypes import BY_NAME
 
-from stubserve.checking.onnx_declared import declared
 from stubserve.environments.resolve import PARAMETER
 from stubserve.model_config.render import to_json_dict
+
+# Fields of ONNX's messages
+_MODEL_IR_VERSION, _MODEL_GRAPH = 1, 7
+_GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT = 5, 11, 12
+_VALUE_NAME, _VALUE_TYPE, _TYPE_TENSOR = 1, 2, 1
+_TENSOR_ELEMENT, _TENSOR_SHAPE, _SHAPE_DIM, _DIM_VALUE = 1, 2, 1, 1
+_INITIALIZER_NAME = 8
+
+# onnx.TensorProto.DataType -> the protocol's data types
+_ELEMENTS = {
+    1: "FP32", 2: "UINT8", 3: "INT8", 4: "UINT16", 5: "INT16", 6: "INT32", 7: "INT64", 8: "BYTES", 9: "BOOL",
+    10: "FP16", 11: "FP64", 12: "UINT32", 13: "UINT64", 16: "BF16",
+}  # fmt: skip
+
+# From this version of the format on a request may replace weights that are inputs, too.
+_REPLACEABLE_FROM = 4
+
+
+class _Undeclared(Exception):
+    """The file does not say enough, or something that only onnxruntime can judge."""
+
+
+def declared(path: Path, config: Mapping[str, Any]) -> Contract | None:
+    """What the file says of its tensors, None where it cannot be told without loading it."""
+    try:
+        with path.open("rb") as file:
+            # It is unmapped with the last view.
+            return _contract(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), config)
+    except (_Undeclared, CutOff, ValueError, TypeError, KeyError, OSError):
+        return None
+
+
+def _contract(model: memoryview, config: Mapping[str, Any]) -> Contract:
+    parts = dict(fields(model))
+    graph = parts[_MODEL_GRAPH]
+    given: dict[str, bytes] = {}
+    made: dict[str, bytes] = {}
+    weights: set[str] = set()
+    for number, value in fields(graph):
+        if number in (_GRAPH_INPUT, _GRAPH_OUTPUT):
+            entry = dict(fields(value))
+            (given if number == _GRAPH_INPUT else made)[_text(entry[_VALUE_NAME])] = bytes(entry[_VALUE_TYPE])
+        elif number == _GRAPH_INITIALIZER:
+            weights.update(_text(name) for field, name in fields(value) if field == _INITIALIZER_NAME)
+    replaceable = parts.get(_MODEL_IR_VERSION, 0) >= _REPLACEABLE_FROM
+    batches = bool(config.get("max_batch_size"))
+    dims = {one["name"]: [-1, *dims_of(one)] if batches else list(dims_of(one)) for one in config["output"]}
+    return Contract(
+        {name: _info(name, kind) for name, kind in given.items() if name not in weights},
+        {name: _info(name, kind, dims.get(name, [])) for name, kind in made.items()},
+        {name: _info(name, kind) for name, kind in given.items() if name in weights and replaceable},
+    )
+
+
+def _info(name: str, kind: bytes, expected: list[int] | None = None) -> TensorInfo:
+    """One tensor; open dimensions of an output are those that are `expected`."""
+    tensor = dict(fields(memoryview(kind))).get(_TYPE_TENSOR)
+    parts = dict(fields(tensor)) if tensor is not None else {}
+    if parts.get(_TENSOR_ELEMENT) not in _ELEMENTS or (_TENSOR_SHAPE not in parts and expected is None):
+        raise _Undeclared
+    found = expected or []
+    if _TENSOR_SHAPE in parts:
+        found = [
+            dict(fields(value)).get(_DIM_VALUE, -1)
+            for number, value in fields(parts[_TENSOR_SHAPE])
+            if number == _SHAPE_DIM
+        ]
+        if expected is not None and len(expected) == len(found):
+            found = [own if own != -1 else other for own, other in zip(found, expected, strict=True)]
+    return TensorInfo(name, BY_NAME[_ELEMENTS[parts[_TENSOR_ELEMENT]]].number, found)
+
+
+def _text(value: Any) -> str:
+    return bytes(value).decode("utf-8", "backslashreplace")
 
 
 class FileProblem(NamedTuple):
@@ -86,19 +168,17 @@ class FileCheck:
     read_options: Callable[[dict[str, Any]], object]
     file_problems: Callable[[Any, Path], Iterator[FileProblem]]
 
-    def config_problem(self, config: Any) -> str:
-        """What the backend would refuse of the configuration, empty for nothing."""
+    def problems(self, config: Any) -> Iterator[str]:
+        """What the backend would refuse of the configuration, and how to get the package that it lacks.
+
+        A model with an environment of its own may have the package there.
+        """
         try:
             self.read_options(to_json_dict(config))
         except Refusal as refusal:
-            return str(refusal)
-        return ""
-
-    def package_problem(self, config: Any) -> str:
-        """Says how to get the package if the model runs in this environment, which does not have it."""
-        if PARAMETER in config.parameters or importlib.util.find_spec(self.package) is not None:
-            return ""
-        return lacks(self.package, self.extra)
+            yield str(refusal)
+        if PARAMETER not in config.parameters and importlib.util.find_spec(self.package) is None:
+            yield lacks(self.package, self.extra)
 
 
 FILE_CHECKS = {

@@ -24,23 +24,16 @@ _ARENA_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found. `environment` is its folder, empty for the server's own; `methods` are those of the contract.
+    """What was found, and `rows` that say it to people. `environment` is its folder, empty for the server's own.
 
-    `file` is None for a backend that is built in and needs none.
+    `file` is None for a backend that is built in and needs none; `methods` are those of the contract.
     """
 
-    model: str
     backend: str
     file: Path | None
     environment: str
-    interpreter: str
-    implementation: str
-    python: str
-    numpy: str
     methods: tuple[str, ...]
-    start_seconds: float
-    import_seconds: float
-    memory_bytes: int
+    rows: dict[str, str]
 
 
 async def inspect(path: Path, backend_directory: Path, environment_cache: Path | None = None) -> Finding:
@@ -65,18 +58,20 @@ async def inspect(path: Path, backend_directory: Path, environment_cache: Path |
     finally:
         await stub.kill()
     facts = stub.handshake.facts
-    import_seconds = facts["import_ns"] / 1e9
-    return Finding(
-        f"{folder.name}, version {version}",
-        program.backend,
-        program.file,
-        environment.prefix,
-        facts["executable"],
-        facts["implementation"],
-        facts["python"],
-        facts["numpy"],
-        tuple(facts["methods"]),
-        max(elapsed - import_seconds, 0.0),
-        import_seconds,
-        memory,
-    )
+    methods = tuple(facts["methods"])
+    file, contract = str(program.file), f"TritonPythonModel with {', '.join(methods) or 'no methods'}"
+    if program.file is None:
+        file = contract = f"none, the backend '{program.backend}' is built in"
+    import_s = facts["import_ns"] / 1e9
+    rows = {
+        "model": f"{folder.name}, version {version}",
+        "file": file,
+        "environment": environment.prefix or "the server's own",
+        "interpreter": facts["executable"],
+        "python": f"{facts['implementation']} {facts['python']}",
+        "numpy": facts["numpy"],
+        "class": contract,
+        "import time": f"{import_s:.3f} s, after {max(elapsed - import_s, 0.0):.3f} s until the stub was up",
+        "memory": f"{memory / 1e6:.1f} MB after the import",
+    }
+    return Finding(program.backend, program.file, environment.prefix, methods, rows)

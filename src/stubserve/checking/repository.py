@@ -19,23 +19,21 @@ from stubserve_stub.backends.find import IN_ENVIRONMENTS
 from stubserve.checking.files import FILE_CHECKS, FileCheck
 from stubserve.environments.environment import environment_in
 from stubserve.environments.probe import EnvironmentUnusable, inspect_file
-from stubserve.environments.resolve import PARAMETER, place_of
+from stubserve.environments.resolve import PARAMETER, named_in, place_of
 from stubserve.errors import ServeError, internal
 from stubserve.inference.signature import Signature
 from stubserve.instances.execution_watch import execute_timeout
 from stubserve.instances.threads import threads_per_instance
-from stubserve.loading.dependencies import circle, members_of, version_not_loaded
-from stubserve.loading.initial_states import initial_state_problems
+from stubserve.loading.dependencies import circle, version_not_loaded
 from stubserve.loading.program import check_python_parameters, locate_program, missing_parts
 from stubserve.loading.source_check import completes_config, source_problems
 from stubserve.model_config.complete import gpu_groups, normalise
-from stubserve.model_config.parse import decode_text
+from stubserve.model_config.parse import decode_text, kept, kept_templates
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
-from stubserve.model_config.templates import kept, kept_templates
 from stubserve.model_config.validate import problems, validate_directory_name
-from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
-from stubserve.model_config.validate_members import member_problems
+from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, member_problems, members_of
+from stubserve.model_config.validate_sequence import initial_state_problems
 from stubserve.repository.candidate import RUNS_ON_CPU
 from stubserve.repository.folder import (
     CONFIG_FILE,
@@ -95,8 +93,6 @@ def check_repositories(repositories: Sequence[Path], backend_directory: Path, gp
 
 
 class _Check:
-    """The check of one model."""
-
     def __init__(
         self, folder: ModelFolder, models: Mapping[str, ModelFolder], backend_directory: Path, gpu_to_cpu: bool
     ) -> None:
@@ -115,7 +111,7 @@ class _Check:
     def run(self) -> list[Problem]:
         absent = absent_files(self._folder.path)
         if absent:
-            self._found.append(Problem(self._folder.name, self._folder.path, 0, f"lacks {absent}", is_warning=True))
+            self._note(self._folder.path, f"lacks {absent}", is_warning=True)
         if not self._read():
             return self._found
         try:
@@ -132,10 +128,8 @@ class _Check:
             if not (may_grow and wrong.path[:1] in (("input",), ("output",)) and "must specify" in wrong.message):
                 self._add(wrong)
         for file in files:
-            for problem in source_problems(file, runs_here=not self._has_environment(config)):
-                self._found.append(
-                    Problem(self._folder.name, file, problem.line, problem.text, is_warning=problem.is_warning)
-                )
+            for problem in source_problems(file, runs_here=not (named_in(config) or self._brings_environment)):
+                self._note(file, problem.text, problem.line, problem.is_warning)
         if config.backend in FILE_CHECKS:
             self._files(config, FILE_CHECKS[config.backend])
         self._labels(config)
@@ -169,13 +163,13 @@ class _Check:
             return True
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else f"no UTF-8 at byte {error.start}"
-            self._found.append(Problem(self._folder.name, self._file, 0, f"cannot be read: {reason}"))
+            self._note(self._file, f"cannot be read: {reason}")
             return False
         self._reading = read_leniently(text)
         for mistake in self._reading.mistakes:
-            self._found.append(Problem(self._folder.name, self._file, mistake.line, mistake.text))
+            self._note(self._file, mistake.text, mistake.line)
         for template in kept_templates(text):
-            self._found.append(Problem(self._folder.name, self._file, template.line, kept(template), is_warning=True))
+            self._note(self._file, kept(template), template.line, is_warning=True)
         return self._reading.complete
 
     def _programs(self, config: Any) -> list[Path]:
@@ -201,16 +195,15 @@ class _Check:
 
     def _files(self, config: Any, check: FileCheck) -> None:
         """What a backend would refuse; with folders that cannot be looked at, `_versions` has said so."""
-        for text in (check.config_problem(config), check.package_problem(config)):
-            if text:
-                self._found.append(Problem(self._folder.name, self._file, 0, text))
+        for text in check.problems(config):
+            self._note(self._file, text)
         try:
             versions = available_versions(self._folder, config)
         except ServeError:
             return
         for version in versions:
             for file, text, is_warning in check.file_problems(config, self._folder.version_path(version)):
-                self._found.append(Problem(self._folder.name, file, 0, text, is_warning=is_warning))
+                self._note(file, text, is_warning=is_warning)
 
     def _labels(self, config: Any) -> None:
         for index, output in enumerate(config.output):
@@ -219,13 +212,8 @@ class _Check:
             except ServeError as error:
                 self._add(error.at("output", index, "label_filename"))
 
-    def _has_environment(self, config: Any) -> bool:
-        """Whether the model runs in another Python than this one."""
-        named = PARAMETER in config.parameters and bool(config.parameters[PARAMETER].string_value)
-        return named or self._brings_environment
-
     def _environment(self, config: Any) -> None:
-        value = config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
+        value = named_in(config)
         if not value or not self._in_environment:
             return
         try:
@@ -243,7 +231,7 @@ class _Check:
             if step.model_name and step.model_name not in self._models and not step.model_namespace:
                 line = self._reading.line_of(("ensemble_scheduling", "step", index, "model_name"))
                 text = f"step {index} uses model '{step.model_name}', which is in none of the repositories"
-                self._found.append(Problem(self._folder.name, self._file, line, text))
+                self._note(self._file, text, line)
             if step.model_version != -1 and step.model_version not in self._versions_on_disk(step):
                 error = version_not_loaded(config.name, step)
                 self._add(error.at("ensemble_scheduling", "step", index, "model_version"))
@@ -308,9 +296,11 @@ class _Check:
         if problem not in self._found:
             self._found.append(problem)
 
+    def _note(self, file: Path, text: str, line: int = 0, is_warning: bool = False) -> None:
+        self._found.append(Problem(self._folder.name, file, line, text, is_warning))
+
     def _warn(self, text: str, path: tuple[str | int, ...]) -> None:
-        line = self._reading.line_of(path)
-        self._found.append(Problem(self._folder.name, self._file, line, text, is_warning=True))
+        self._note(self._file, text, self._reading.line_of(path), is_warning=True)
 
     def _errors(self) -> int:
         return sum(not problem.is_warning for problem in self._found)
@@ -320,13 +310,13 @@ class _Check:
 def _log_as_problems(model: str, file: Path, found: list[Problem]) -> Iterator[None]:
     """Collects what the repository's code writes to the log, as problems of a folder."""
 
-    class Collector(logging.Handler):
+    class ProblemHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             is_warning = record.levelno < logging.ERROR
             found.append(Problem(model, file, 0, record.getMessage(), is_warning=is_warning))
 
     logger = logging.getLogger("stubserve.repository")
-    handler, propagate = Collector(), logger.propagate
+    handler, propagate = ProblemHandler(), logger.propagate
     logger.addHandler(handler)
     logger.propagate = False
     try:

@@ -19,7 +19,16 @@ from urllib.parse import quote
 import numpy as np
 from stubserve_stub.wire.datatypes import BY_NAME
 
-from stubserve.commands.question import DEFAULT_URL, Input, Tensor, WrongInput, command_line, inputs_of, read, shown
+from stubserve.commands.question import (
+    DEFAULT_URL,
+    InputTensor,
+    ModelInput,
+    WrongInput,
+    command_line,
+    inputs_of,
+    read,
+    shown,
+)
 
 # Of more elements than these the middle is not shown, and of a text with more characters neither.
 _ELEMENTS = 60
@@ -63,8 +72,6 @@ def run(words: Sequence[str]) -> int:
 
 
 class _Server:
-    """The server that is asked."""
-
     def __init__(self, url: str, token: str) -> None:
         self.url = (url if "://" in url else f"http://{url}").rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -159,7 +166,7 @@ def _unknown(server: _Server, model: str) -> NoAnswer | None:
     return NoAnswer(f"there is no model '{model}'. {advice}The server has: {', '.join(sorted(states)) or 'none'}")
 
 
-def _describe(metadata: dict[str, Any], config: dict[str, Any], inputs: list[Input], url: str | None) -> None:
+def _describe(metadata: dict[str, Any], config: dict[str, Any], inputs: list[ModelInput], url: str | None) -> None:
     """What a model takes and gives, and a command line to copy."""
     print(f"{metadata['name']} takes")
     for wanted in inputs:
@@ -175,7 +182,7 @@ def _describe(metadata: dict[str, Any], config: dict[str, Any], inputs: list[Inp
 # The usual way: tensors in the protocol's binary form, which has all types and all texts
 
 
-def _inferred(server: _Server, path: str, tensors: list[Tensor]) -> tuple[dict[str, Any], Arrays]:
+def _inferred(server: _Server, path: str, tensors: list[InputTensor]) -> tuple[dict[str, Any], Arrays]:
     """The answer's document, and its outputs: name, datatype and array. Raises NoAnswer."""
     parts = [tensor.raw() for tensor in tensors]
     inputs = [
@@ -270,7 +277,7 @@ def _cut(text: str) -> str:
 # A decoupled model: events of generate_stream
 
 
-def _streamed(server: _Server, path: str, tensors: list[Tensor]) -> Iterator[dict[str, Any]]:
+def _streamed(server: _Server, path: str, tensors: list[InputTensor]) -> Iterator[dict[str, Any]]:
     """The documents of the events as they come. Raises NoAnswer."""
     body = json.dumps({tensor.name: _value(tensor) for tensor in tensors}, allow_nan=False).encode()
     answer: IO[bytes]
@@ -286,7 +293,7 @@ def _streamed(server: _Server, path: str, tensors: list[Tensor]) -> Iterator[dic
         raise NoAnswer(f"the answer cannot be read: {error}") from None
 
 
-def _value(tensor: Tensor) -> Any:
+def _value(tensor: InputTensor) -> Any:
     """A tensor as `generate` takes it: one element, a flat list where that says all, else lists in lists."""
     why = ""
     array = tensor.array

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from stubserve.checking.repository import Problem, Report, check_repositories
-from stubserve.errors import ServeError
-from stubserve.flags.values import UsageError, parse_gpu_fallback
+from stubserve.errors import ServeError, UsageError
+from stubserve.flags.values import parse_gpu_fallback
 from stubserve.repository.given_path import advice, advice_for, servable
 from stubserve.settings.groups import DEFAULT_BACKEND_DIRECTORY
 

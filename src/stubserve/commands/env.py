@@ -11,12 +11,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from stubserve.checking.inspection import Finding, inspect
+from stubserve.checking.inspection import inspect
 from stubserve.environments.build import BuildFailed, build
 from stubserve.environments.resolve import PARAMETER
 from stubserve.errors import ServeError, internal
+from stubserve.model_config.complete import copy_of
 from stubserve.model_config.parse import parse_text
-from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.source import Source
 from stubserve.repository.folder import CONFIG_FILE
 from stubserve.settings.groups import DEFAULT_BACKEND_DIRECTORY
@@ -92,8 +92,7 @@ def _with_environment(file: Path, value: str) -> str:
     if PARAMETER in before.parameters and before.parameters[PARAMETER].string_value == value:
         return text
     changed = Source(text).with_string_parameter(PARAMETER, value)
-    expected = ModelConfig()
-    expected.CopyFrom(before)
+    expected = copy_of(before)
     expected.parameters[PARAMETER].string_value = value
     assert parse_text(changed, str(file)) == expected
     return changed
@@ -104,35 +103,17 @@ def _check(model: Path, backend_directory: Path, cache: Path | None) -> int:
         finding = asyncio.run(inspect(model.resolve(), backend_directory, cache))
     except ServeError as error:
         return _fail(str(error))
-    rows = _rows(finding)
     if sys.stdout.isatty():
         table = Table(show_header=False, box=None)
-        for name, value in rows:
+        for name, value in finding.rows.items():
             table.add_row(f"[bold]{name}[/bold]", value)
         Console(highlight=False).print(table)
     else:
-        for name, value in rows:
+        for name, value in finding.rows.items():
             print(f"{name}: {value}")
     if "execute" not in finding.methods:
         return _fail(f"Python model {finding.file} does not implement `execute` method.")
     return 0
-
-
-def _rows(finding: Finding) -> list[tuple[str, str]]:
-    file, contract = str(finding.file), f"TritonPythonModel with {', '.join(finding.methods) or 'no methods'}"
-    if finding.file is None:
-        file = contract = f"none, the backend '{finding.backend}' is built in"
-    return [
-        ("model", finding.model),
-        ("file", file),
-        ("environment", finding.environment or "the server's own"),
-        ("interpreter", finding.interpreter),
-        ("python", f"{finding.implementation} {finding.python}"),
-        ("numpy", finding.numpy),
-        ("class", contract),
-        ("import time", f"{finding.import_seconds:.3f} s, after {finding.start_seconds:.3f} s until the stub was up"),
-        ("memory", f"{finding.memory_bytes / 1e6:.1f} MB after the import"),
-    ]
 
 
 def _fail(text: str) -> int:

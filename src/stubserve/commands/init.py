@@ -12,18 +12,8 @@ from stubserve.errors import ServeError
 from stubserve.repository.folder import CONFIG_FILE, check_model_name
 
 _TEMPLATES = Path(__file__).parent / "new-model"
-# What lies where in the new folder
-_FILES = {
-    "1/model.py": "1/model.py",
-    CONFIG_FILE: CONFIG_FILE,
-    "client.py": "client.py",
-    "test_model.py": "test_model.py",
-}
-_FILES_WITHOUT_CONFIG = {
-    "1/model.py": "model_without_config.py",
-    "client.py": "client.py",
-    "test_model.py": "test_model.py",
-}
+_FILES = ("1/model.py", CONFIG_FILE, "client.py", "test_model.py")
+_CLASS = b"class TritonPythonModel:\n"
 
 
 def run(words: Sequence[str]) -> int:
@@ -61,10 +51,15 @@ def write_model(folder: Path, with_config: bool = True) -> None:
     """Writes a new model into `folder`, which must not be there. Raises OSError."""
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(folder)
-    for place, template in (_FILES if with_config else _FILES_WITHOUT_CONFIG).items():
+    contents = {place: (_TEMPLATES / place).read_bytes() for place in _FILES}
+    if not with_config:
+        del contents[CONFIG_FILE]
+        method = (_TEMPLATES / "auto_complete_config.txt").read_bytes()
+        contents["1/model.py"] = contents["1/model.py"].replace(_CLASS, _CLASS + method)
+    for place, content in contents.items():
         file = folder / place
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes((_TEMPLATES / template).read_bytes())
+        file.write_bytes(content)
 
 
 def _next_steps(folder: Path) -> list[str]:

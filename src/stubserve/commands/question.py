@@ -26,7 +26,7 @@ class WrongInput(Exception):
     """A word that is no input of the model; the text says what is wanted."""
 
 
-class Input(NamedTuple):
+class ModelInput(NamedTuple):
     """An input of a model, as its metadata have it; `batched`: the first dimension of `shape` counts rows."""
 
     name: str
@@ -40,7 +40,7 @@ class Input(NamedTuple):
         return f"{self.name} ({self.datatype} {shown(self.shape)}{optional})"
 
 
-class Tensor(NamedTuple):
+class InputTensor(NamedTuple):
     """A value for an input: `array` has texts as bytes in an array of objects, BF16 as float32."""
 
     name: str
@@ -63,17 +63,17 @@ def shown(shape: Sequence[int]) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
-def inputs_of(metadata: dict[str, Any], config: dict[str, Any]) -> list[Input]:
+def inputs_of(metadata: dict[str, Any], config: dict[str, Any]) -> list[ModelInput]:
     """The inputs of a model. Only the configuration, which may be empty, knows batches and what is optional."""
     optional = {one["name"] for one in config.get("input", ()) if one.get("optional")}
     batched = int(config.get("max_batch_size", 0)) > 0
     return [
-        Input(one["name"], one["datatype"], list(map(int, one["shape"])), batched, one["name"] in optional)
+        ModelInput(one["name"], one["datatype"], list(map(int, one["shape"])), batched, one["name"] in optional)
         for one in metadata.get("inputs", ())
     ]
 
 
-def command_line(model: str, inputs: Sequence[Input], url: str = "") -> str:
+def command_line(model: str, inputs: Sequence[ModelInput], url: str = "") -> str:
     """A command that asks the model, to copy into a shell."""
     where = [shlex.quote(f"--url={url}")] if url else []
     wanted = (one for one in inputs if not one.optional)
@@ -81,7 +81,7 @@ def command_line(model: str, inputs: Sequence[Input], url: str = "") -> str:
     return " ".join(["stubserve ask", *where, shlex.quote(model), *values])
 
 
-def _example(wanted: Input) -> str:
+def _example(wanted: ModelInput) -> str:
     length = 1 if wanted.datatype == "BYTES" else _EXAMPLE_LENGTH
     shape = wanted.shape[1:] if wanted.batched else wanted.shape
     # Of several dimensions without a length the last one has more than one element.
@@ -101,11 +101,11 @@ def _example(wanted: Input) -> str:
     return json.dumps(np.array(values, object).reshape(shape).tolist(), separators=(",", ":"))
 
 
-def read(words: Sequence[str], model: str, inputs: Sequence[Input]) -> list[Tensor]:
+def read(words: Sequence[str], model: str, inputs: Sequence[ModelInput]) -> list[InputTensor]:
     """The tensors that words say. Raises WrongInput."""
     known = {one.name: one for one in inputs}
     listed = f"model '{model}' takes {', '.join(map(str, inputs)) or 'nothing'}"
-    found: dict[str, Tensor] = {}
+    found: dict[str, InputTensor] = {}
     for word in words:
         name, given, text = word.partition("=")
         if not given:
@@ -116,7 +116,7 @@ def read(words: Sequence[str], model: str, inputs: Sequence[Input]) -> list[Tens
             raise WrongInput(f"there is no input '{name}': {advice}{listed}")
         if name in found:
             raise WrongInput(f"input '{name}' is given twice")
-        found[name] = Tensor(name, known[name].datatype, _array(known[name], text))
+        found[name] = InputTensor(name, known[name].datatype, _array(known[name], text))
     missing = [one for one in inputs if not one.optional and one.name not in found]
     if missing:
         names = " and ".join(f"'{one.name}'" for one in missing)
@@ -124,7 +124,7 @@ def read(words: Sequence[str], model: str, inputs: Sequence[Input]) -> list[Tens
     return list(found.values())
 
 
-def _array(wanted: Input, text: str) -> Any:
+def _array(wanted: ModelInput, text: str) -> Any:
     if text.startswith("@"):
         array = _of_file(wanted, Path(text[1:]))
     elif wanted.datatype == "BYTES":
@@ -147,7 +147,7 @@ def _texts(text: str) -> Any:
     return text
 
 
-def _of_file(wanted: Input, path: Path) -> Any:
+def _of_file(wanted: ModelInput, path: Path) -> Any:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -169,7 +169,7 @@ def _of_file(wanted: Input, path: Path) -> Any:
     return element
 
 
-def _of_elements(wanted: Input, values: Any) -> Any:
+def _of_elements(wanted: ModelInput, values: Any) -> Any:
     """Values out of JSON as an array of the input's type."""
     if wanted.datatype == "BYTES":
         kinds: tuple[type, ...] = (str, bytes)
@@ -195,7 +195,7 @@ def _of_elements(wanted: Input, values: Any) -> Any:
     return _cast(wanted, array, "it")
 
 
-def _cast(wanted: Input, array: Any, what: str) -> Any:
+def _cast(wanted: ModelInput, array: Any, what: str) -> Any:
     kind = BY_NAME[wanted.datatype].numpy or np.dtype(np.float32)
     if array.dtype != object and not np.can_cast(array.dtype, kind, "same_kind"):
         raise _wrong(wanted, f"{what} has {array.dtype}")
@@ -210,7 +210,7 @@ def _cast(wanted: Input, array: Any, what: str) -> Any:
         raise _wrong(wanted, str(error)) from None
 
 
-def _in_shape(wanted: Input, array: Any) -> Any:
+def _in_shape(wanted: ModelInput, array: Any) -> Any:
     """The array with the dimensions that are left out: that of the batch, and all of a single element."""
     given = array.shape
     missing = len(wanted.shape) - array.ndim
@@ -225,7 +225,7 @@ def _in_shape(wanted: Input, array: Any) -> Any:
     return array
 
 
-def _wrong(wanted: Input, why: str) -> WrongInput:
+def _wrong(wanted: ModelInput, why: str) -> WrongInput:
     rows = ", of which the first may be left out" if wanted.batched and len(wanted.shape) > 1 else ""
     return WrongInput(f"input '{wanted.name}' is {wanted.datatype} of shape {shown(wanted.shape)}{rows}: {why}")
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 _WIDTH = 40
 
 
-class Span(NamedTuple):
+class DrawnSpan(NamedTuple):
     """One span. Times are nanoseconds since 1970; `attributes` have plain values."""
 
     trace: str
@@ -51,13 +51,13 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def read_spans(lines: Iterable[str]) -> Iterator[Span]:
+def read_spans(lines: Iterable[str]) -> Iterator[DrawnSpan]:
     """The spans of exports in OTLP's JSON form."""
     for line in lines:
         for of_resource in json.loads(line).get("resourceSpans", []):
             for of_scope in of_resource["scopeSpans"]:
                 for span in of_scope["spans"]:
-                    yield Span(
+                    yield DrawnSpan(
                         span["traceId"],
                         span["spanId"],
                         span.get("parentSpanId", ""),
@@ -70,16 +70,16 @@ def read_spans(lines: Iterable[str]) -> Iterator[Span]:
                     )
 
 
-def draw(spans: Iterable[Span]) -> str:
+def draw(spans: Iterable[DrawnSpan]) -> str:
     """The trees, one line for each span."""
-    traces: dict[str, list[Span]] = defaultdict(list)
+    traces: dict[str, list[DrawnSpan]] = defaultdict(list)
     for span in spans:
         traces[span.trace].append(span)
     return "\n".join(line for trace in traces.values() for line in _drawn(trace))
 
 
-def _drawn(trace: list[Span]) -> Iterator[str]:
-    children: dict[str, list[Span]] = defaultdict(list)
+def _drawn(trace: list[DrawnSpan]) -> Iterator[str]:
+    children: dict[str, list[DrawnSpan]] = defaultdict(list)
     known = {span.id for span in trace}
     for span in sorted(trace, key=lambda span: span.start):
         children[span.parent if span.parent in known else ""].append(span)
@@ -96,14 +96,14 @@ def _drawn(trace: list[Span]) -> Iterator[str]:
     yield from below("", "")
 
 
-def _bar(span: Span, begin: int, end: int) -> str:
+def _bar(span: DrawnSpan, begin: int, end: int) -> str:
     scale = _WIDTH / max(end - begin, 1)
     at = min(int((span.start - begin) * scale), _WIDTH - 1)
     length = max(min(round((span.end - span.start) * scale), _WIDTH - at), 1)
     return "·" * at + "█" * length + "·" * (_WIDTH - at - length)
 
 
-def _batch(span: Span) -> str:
+def _batch(span: DrawnSpan) -> str:
     told = span.attributes
     if "stubserve.instance" not in told:
         return f"  {span.error}" if span.error else ""

@@ -42,15 +42,15 @@ class CacheLease:
         self._end = weakref.finalize(self, os.close, descriptor)
 
 
-def default_folder() -> Path:
+def default_folder(name: str = "environments") -> Path:
     """Below the user's cache folder, or below the temporary one where there is no place to write at home."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    home = base / "stubserve" / "environments"
+    home = base / "stubserve" / name
     with contextlib.suppress(OSError):
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         if os.access(home, os.W_OK):
             return home
-    return Path(tempfile.gettempdir()) / f"stubserve-environments-{os.getuid()}"
+    return Path(tempfile.gettempdir()) / f"stubserve-{name}-{os.getuid()}"
 
 
 def make_folder(folder: Path) -> None:
@@ -158,7 +158,6 @@ class Entry:
         os.pwrite(self._descriptor, json.dumps(record).encode(), 0)
 
     def remove(self) -> None:
-        """Removes the environment and its record."""
         os.ftruncate(self._descriptor, 0)
         remove_tree(self.folder)
         self._record.unlink()

@@ -39,7 +39,6 @@ class Environment:
     user: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, *words: str) -> list[str]:
-        """The command line of the interpreter with these arguments."""
         return [*self.before, self.interpreter, *words]
 
     def command(self, name: str, arena: int, control: int, doorbells: Sequence[int]) -> list[str]:
@@ -51,7 +50,6 @@ class Environment:
         return self.run(str(_STUB_PROGRAM), "triton_python_backend_stub", name, *descriptors, str(_MSGPACK))
 
     def process_variables(self) -> dict[str, str]:
-        """All variables of a stub's process."""
         changed = {**_UNLESS_SET, **os.environ, **self.variables}
         return {name: value for name, value in changed.items() if value is not None}
 

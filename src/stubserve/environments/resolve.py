@@ -10,14 +10,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stubserve.environments import cache
 from stubserve.environments.environment import Environment, environment_in
-from stubserve.environments.progress import ExtractionProgress
 from stubserve.environments.refusals import blocked, unreadable
 from stubserve.errors import internal
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 log = logging.getLogger("stubserve.environments")
 
@@ -41,6 +44,11 @@ def place_of(value: str, model_dir: Path) -> Path:
         raise internal(f"Failed to get the canonical path for {text}.{more}") from None
 
 
+def named_in(config: Any) -> str:
+    """The value of the parameter in a model's configuration; empty where it has none."""
+    return str(config.parameters[PARAMETER].string_value) if PARAMETER in config.parameters else ""
+
+
 def mention_stub_program(model_dir: Path) -> None:
     """Tells the log of a stub that somebody has compiled for the model."""
     program = model_dir / "triton_python_backend_stub"
@@ -58,16 +66,6 @@ class Environments:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._guards: dict[str, asyncio.Lock] = {}
-
-    async def of_model(self, config: Any, model_dir: Path, default: Path | None = None) -> Environment:
-        """The environment that a model's configuration names, else the one in the archive `default`, else the server's.
-
-        Raises ServeError.
-        """
-        value = config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""
-        if not value and default is not None:
-            value = str(default)
-        return await self.find(value, model_dir)
 
     async def find(self, value: str, model_dir: Path) -> Environment:
         """The environment that a value of EXECUTION_ENV_PATH names; without a value, the server's own.
@@ -140,3 +138,53 @@ async def _prepare(archive: Path, folder: Path, key: str) -> None:
         await process.wait()
     if failed is not None:
         raise internal(failed)
+
+
+_LINE_EVERY_S = 5.0
+
+
+class ExtractionProgress:
+    """Shows the progress of one extraction, as a context manager."""
+
+    def __init__(self, archive: Path) -> None:
+        self._archive = archive
+        self._last = time.monotonic()
+        self._bar: Progress | None = None
+        if sys.stderr.isatty():
+            self._bar = _bar()
+            self._task = self._bar.add_task(archive.name, total=None)
+
+    def __enter__(self) -> ExtractionProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, size: int) -> None:
+        """So many bytes of the archive are extracted."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=size)
+            return
+        now = time.monotonic()
+        if now - self._last >= _LINE_EVERY_S:
+            self._last = now
+            log.info("extracting %s: %d %% of %d MiB", self._archive, 100 * done // max(size, 1), size >> 20)
+
+
+def _bar() -> Progress:
+    # Imported only when there is an archive: it takes 30 ms, and a server may have none.
+    from rich import progress
+    from rich.console import Console
+
+    return progress.Progress(
+        progress.TextColumn("extracting {task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(binary_units=True),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

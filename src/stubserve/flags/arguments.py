@@ -7,49 +7,37 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from operator import attrgetter
 from typing import Any
 
 from stubserve.api.fair_queues import TOKEN
 from stubserve.api.re2 import compile_re2
-from stubserve.flags.table import FLAGS, GROUPS, group_of
+from stubserve.errors import UsageError
+from stubserve.flags.table import FLAGS, GROUPS
 from stubserve.flags.unneeded import UNNEEDED
-from stubserve.flags.values import CloudAddress, UsageError, check_restricted, parse_bool, parse_int, parse_repository
-from stubserve.observability.log_lines import DEFAULT, ISO8601, JSON
-from stubserve.settings.cache import REDIS, CacheSettings, CacheSettingsError
-from stubserve.settings.fronts import GrpcSettings, HttpSettings, SageMakerSettings, Tls, VertexSettings
-from stubserve.settings.groups import (
-    EXPLICIT,
-    NONE,
-    POLL,
-    AuthSettings,
-    ClientSettings,
-    InstanceSettings,
-    LoggingSettings,
-    MetricsSettings,
-    RateLimitSettings,
-    RepositorySettings,
-    Settings,
-)
-from stubserve.settings.tracing import OPENTELEMETRY, TracingSettings
+from stubserve.flags.values import CloudAddress, check_restricted, parse_bool, parse_int, parse_repository
+from stubserve.observability.logs import DEFAULT, ISO8601, JSON
+from stubserve.settings.cache import REDIS
+from stubserve.settings.fronts import FrontSettings, Tls
+from stubserve.settings.groups import EXPLICIT, NONE, OPENTELEMETRY, POLL, RepositorySettings, Settings
 
-_GROUPS: dict[str, Callable[..., Any]] = {
-    "repository": RepositorySettings,
-    "instances": InstanceSettings,
-    "clients": ClientSettings,
-    "auth": AuthSettings,
-    "http": HttpSettings,
-    "grpc": GrpcSettings,
-    "metrics": MetricsSettings,
-    "logging": LoggingSettings,
-    "tracing": TracingSettings,
-    "sagemaker": SageMakerSettings,
-    "vertex": VertexSettings,
-    "cache": CacheSettings,
-    "rate_limit": RateLimitSettings,
+# Flags of which one value of several is to be given, with upstream's words about another one where it has any
+_MUST_BE = "--{} must be {}. Got {}"
+_INVALID = "invalid argument for --{0}, got: {2}. Use {1}"
+_CHOICES = {
+    "model-control-mode": (_MUST_BE, (NONE, EXPLICIT, POLL)),
+    "check-outputs": (_MUST_BE, ("never", "first", "always", "refuse")),
+    "grpc-transport": (_MUST_BE, ("native", "grpcio")),
+    "grpc-infer-response-compression-level": (_INVALID, ("none", "low", "medium", "high")),
+    "log-format": (_INVALID.replace("{0}", "log_format"), (DEFAULT, ISO8601, JSON)),
 }
+_NOT_NEGATIVE = (
+    "repository-poll-secs", "request-min-rate", "request-timeout-secs", "send-timeout-secs", "idle-timeout-secs",
+    "max-connections", "metrics-interval-ms",
+)  # fmt: skip
 # What a backend may be told that has its effect here; the rest is about what is not there
 _BACKEND_SETTINGS = (
     "default-max-batch-size",
@@ -90,7 +78,7 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
                 raise UsageError(f"option '--{name}' requires an argument")
         try:
             value = (flag.parse if flag is not None else UNNEEDED[name].check)(text)
-        except (UsageError, CacheSettingsError) as wrong:
+        except UsageError as wrong:
             raise UsageError(str(wrong) if str(wrong).startswith("--") else f"--{name}: {wrong}") from None
         if flag is None:
             notices.append(f"--{name} has no effect: {UNNEEDED[name].why}")
@@ -110,21 +98,21 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
 
 
 def _grouped(values: Mapping[str, Any]) -> Settings:
-    """Settings of values by group and field."""
     own: dict[str, Any] = {}
     given = values.get("repository.paths", ())
     if any(isinstance(one, CloudAddress) for one in given):
         paths = tuple(one for one in given if not isinstance(one, CloudAddress))
         remotes = tuple(str(one) for one in given if isinstance(one, CloudAddress))
         values = {**values, "repository.paths": paths, "repository.remotes": remotes}
-    groups: dict[str, dict[str, Any]] = {name: {} for name in _GROUPS}
+    groups: dict[str, dict[str, Any]] = {}
     for setting, value in values.items():
         group, dot, field = setting.partition(".")
         if dot:
-            groups[group][field] = value
+            groups.setdefault(group, {})[field] = value
         else:
             own[setting] = value
-    return Settings(**own, **{name: _GROUPS[name](**fields) for name, fields in groups.items()})
+    settings = Settings(**own)
+    return replace(settings, **{name: replace(getattr(settings, name), **fields) for name, fields in groups.items()})
 
 
 def _is_bool(text: str) -> bool:
@@ -136,37 +124,34 @@ def _is_bool(text: str) -> bool:
 
 
 def _check(settings: Settings) -> None:
+    """What flags are to each other, and bounds that hang on nothing else. Raises UsageError."""
+    _check_values(settings)
     _check_repository(settings.repository)
     if settings.dev and settings.repository.control_mode != NONE:
         raise UsageError(
             f"--dev loads what changes on disk, and --model-control-mode={settings.repository.control_mode} says "
             "otherwise. Leave one of them out."
         )
-    if settings.instances.check_outputs not in ("never", "first", "always", "refuse"):
-        raise UsageError(
-            f"--check-outputs must be never, first, always or refuse. Got {settings.instances.check_outputs}"
-        )
     if settings.instances.stub_writable and "files" not in settings.instances.stub_sandbox:
         raise UsageError("--stub-writable says what stubs may write to with --stub-sandbox=files, which is not there")
-    _check_clients(settings.clients)
+    if not 0 < settings.clients.share <= 100:
+        raise UsageError(f"--connection-share is a percentage from 1 to 100. Got {settings.clients.share}")
     if settings.auth.open_kinds and settings.auth.token_file is None:
         raise UsageError("--auth-open-api says what needs no token, and without --auth-token-file nothing needs one")
-    _check_http(settings.http)
-    _check_grpc(settings.grpc)
-    for name, group in ("http", settings.http), ("grpc", settings.grpc):
+    if settings.http.max_input_size <= 0:
+        raise UsageError("Error: --http-max-input-size must be greater than 0.")
+    fronts: tuple[tuple[str, FrontSettings, str], ...] = (
+        ("http", settings.http, "api"),
+        ("grpc", settings.grpc, "protocol"),
+    )
+    for name, front, noun in fronts:
+        _check_tls(name, front.tls)
+        check_restricted([kind for group in front.restrictions for kind in group], noun)
         try:
-            compile_re2(group.header_forward_pattern)
+            compile_re2(front.header_forward_pattern)
         except re.error as error:
             raise UsageError(f"--{name}-header-forward-pattern is no regular expression: {error}") from None
-    if settings.metrics.interval_ms < 0:
-        raise UsageError(f"--metrics-interval-ms must not be negative. Got {settings.metrics.interval_ms}")
     tracing = settings.tracing
-    if tracing.mode == OPENTELEMETRY and (
-        find_spec("opentelemetry") is None or find_spec("opentelemetry.exporter") is None
-    ):
-        raise UsageError(
-            "--trace-config mode=opentelemetry needs packages: run `pip install 'stubserve[opentelemetry]'`"
-        )
     if tracing.mode != OPENTELEMETRY and tracing.levels and not tracing.file:
         raise UsageError("--trace-config level needs a file for traces: --trace-config triton,file=<path>")
     if settings.clients.fair_queues == TOKEN and settings.auth.token_file is None:
@@ -176,48 +161,25 @@ def _check(settings: Settings) -> None:
             "--fair-queues=token needs tokens for inference, and --auth-open-api=inference lets anybody make them up"
         )
     _check_ports(settings)
-    try:
-        settings.cache.check()
-    except CacheSettingsError as wrong:
-        raise UsageError(str(wrong)) from None
-    if settings.cache.name == REDIS and find_spec("redis") is None:
-        raise UsageError("--cache-config=redis,... needs a package: run `pip install 'stubserve[redis]'`")
-    if settings.logging.format not in (DEFAULT, ISO8601, JSON):
-        raise UsageError(
-            f"invalid argument for --log_format, got: {settings.logging.format}. Use {DEFAULT}, {ISO8601} or {JSON}"
-        )
+    settings.cache.check()
+    _check_packages(settings)
+
+
+def _check_values(settings: Settings) -> None:
+    for flag in FLAGS:
+        value = attrgetter(flag.setting)(settings)
+        if flag.name in _NOT_NEGATIVE and value < 0:
+            raise UsageError(f"--{flag.name} must not be negative. Got {value}")
+        form, choices = _CHOICES.get(flag.name, ("", (value,)))
+        if value not in choices:
+            raise UsageError(form.format(flag.name, f"{', '.join(choices[:-1])} or {choices[-1]}", value))
 
 
 def _check_repository(repository: RepositorySettings) -> None:
     if not repository.paths and not repository.remotes:
         raise UsageError("--model-repository must be specified, or simply its folder: stubserve serve FOLDER")
-    if repository.control_mode not in (NONE, EXPLICIT, POLL):
-        raise UsageError(f"--model-control-mode must be none, explicit or poll. Got {repository.control_mode}")
-    if repository.poll_secs < 0:
-        raise UsageError(f"--repository-poll-secs must not be negative. Got {repository.poll_secs}")
     if repository.load_models and repository.control_mode != EXPLICIT:
         raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
-
-
-def _check_clients(clients: ClientSettings) -> None:
-    for flag, value in (
-        ("request-min-rate", clients.min_rate),
-        ("request-timeout-secs", clients.request_timeout_secs),
-        ("send-timeout-secs", clients.send_timeout_secs),
-        ("idle-timeout-secs", clients.idle_timeout_secs),
-        ("max-connections", clients.max_connections),
-    ):
-        if value < 0:
-            raise UsageError(f"--{flag} must not be negative. Got {value}")
-    if not 0 < clients.share <= 100:
-        raise UsageError(f"--connection-share is a percentage from 1 to 100. Got {clients.share}")
-
-
-def _check_http(http: HttpSettings) -> None:
-    if http.max_input_size <= 0:
-        raise UsageError("Error: --http-max-input-size must be greater than 0.")
-    _check_tls("http", http.tls)
-    check_restricted([kind for group in http.restricted_apis for kind in group], "api")
 
 
 def _check_tls(protocol: str, tls: Tls | None) -> None:
@@ -231,18 +193,16 @@ def _check_tls(protocol: str, tls: Tls | None) -> None:
         )
 
 
-def _check_grpc(grpc: GrpcSettings) -> None:
-    if grpc.transport not in ("native", "grpcio"):
-        raise UsageError(f"--grpc-transport must be native or grpcio. Got {grpc.transport}")
-    if grpc.transport == "grpcio" and find_spec("grpc") is None:
-        raise UsageError("--grpc-transport=grpcio needs a package: run `pip install 'stubserve[grpcio]'`")
-    if grpc.compression_level not in ("none", "low", "medium", "high"):
-        raise UsageError(
-            f"invalid argument for --grpc-infer-response-compression-level, got: {grpc.compression_level}. "
-            "Use none, low, medium or high"
-        )
-    _check_tls("grpc", grpc.tls)
-    check_restricted([kind for group in grpc.restricted_protocols for kind in group], "protocol")
+def _check_packages(settings: Settings) -> None:
+    exports = settings.tracing.mode == OPENTELEMETRY
+    for wanted, flag, package, extra, noun in (
+        (settings.grpc.transport == "grpcio", "--grpc-transport=grpcio", "grpc", "grpcio", "a package"),
+        (exports, "--trace-config mode=opentelemetry", "opentelemetry", "opentelemetry", "packages"),
+        (exports, "--trace-config mode=opentelemetry", "opentelemetry.exporter", "opentelemetry", "packages"),
+        (settings.cache.name == REDIS, "--cache-config=redis,...", "redis", "redis", "a package"),
+    ):
+        if wanted and find_spec(package) is None:
+            raise UsageError(f"{flag} needs {noun}: run `pip install 'stubserve[{extra}]'`")
 
 
 def with_platform(values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -290,7 +250,6 @@ def _check_ports(settings: Settings) -> None:
 
 
 def usage() -> str:
-    """The help text."""
     head = [
         "usage: stubserve serve REPOSITORY [REPOSITORY ...] [--flag=value ...]",
         "",
@@ -308,6 +267,6 @@ def usage() -> str:
         "",
     ]
     for group, title in GROUPS.items():
-        rows = (f"  --{flag.name:<30} {flag.help}" for flag in FLAGS if group_of(flag) == group)
+        rows = (f"  --{flag.name:<30} {flag.help}" for flag in FLAGS if flag.group == group)
         head += [f"{title}:", *rows, ""]
     return "\n".join(head)

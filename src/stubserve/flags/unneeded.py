@@ -8,15 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from stubserve.flags.values import (
-    UsageError,
-    parse_bool,
-    parse_count,
-    parse_fraction,
-    parse_int,
-    parse_long,
-    parse_pair,
-)
+from stubserve.errors import UsageError
+from stubserve.flags.values import parse_bool, parse_count, parse_fraction, parse_int, parse_long, parse_pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +18,10 @@ class Unneeded:
 
     why: str
     check: Callable[[str], Any]
-    switch: bool = False
+
+    @property
+    def switch(self) -> bool:
+        return self.check is parse_bool
 
 
 def _check_device_bytes(text: str) -> None:
@@ -63,7 +59,7 @@ _NO_GPU = "the server itself touches no GPU; what a model takes of one is for it
 _ONE_LOOP = "HTTP is served by one event loop, not by a pool of threads"
 
 UNNEEDED = {
-    "allow-gpu-metrics": Unneeded("there are no metrics of GPUs here", parse_bool, switch=True),
+    "allow-gpu-metrics": Unneeded("there are no metrics of GPUs here", parse_bool),
     "cache-directory": Unneeded("the caches are built in", str),
     "http-thread-count": Unneeded(_ONE_LOOP, parse_int),
     "sagemaker-thread-count": Unneeded(_ONE_LOOP, parse_int),
@@ -76,7 +72,7 @@ UNNEEDED = {
     "cuda-virtual-address-size": Unneeded(_NO_POOL, _check_device_bytes),
     "min-supported-compute-capability": Unneeded(_NO_GPU, _check_compute_capability),
     "buffer-manager-thread-count": Unneeded("tensors are not copied by threads of their own here", parse_count),
-    "enable-peer-access": Unneeded(_NO_GPU, parse_bool, switch=True),
+    "enable-peer-access": Unneeded(_NO_GPU, parse_bool),
     "model-load-gpu-limit": Unneeded(_NO_GPU, _check_device_fraction),
     "host-policy": Unneeded(
         "instances are processes, which the system places; to bind them all, start the server under numactl or taskset",

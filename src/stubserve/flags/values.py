@@ -10,11 +10,8 @@ from typing import Any
 
 from stubserve.api.access import KINDS, RESTRICTED_KINDS
 from stubserve.api.fair_queues import WAYS
+from stubserve.errors import UsageError
 from stubserve.settings.groups import VariableRule
-
-
-class UsageError(Exception):
-    """The command line is wrong; the text says how."""
 
 
 def parse_bool(text: str) -> bool:
@@ -34,26 +31,20 @@ def parse_fair_queues(text: str) -> str:
     return text
 
 
-def parse_int(text: str) -> int:
-    """A decimal number of 32 bits. Raises UsageError."""
+def parse_int(text: str, bits: int = 32) -> int:
+    """A decimal number. Raises UsageError."""
     try:
         value = int(text)
     except ValueError:
         raise UsageError(f"Invalid option value. Got {text}. Use a whole number") from None
-    if not -(2**31) <= value < 2**31:
+    if not -(1 << bits - 1) <= value < 1 << bits - 1:
         raise UsageError(f"Provided option value is out of bound. Got {text}")
     return value
 
 
 def parse_long(text: str) -> int:
     """A decimal number of 64 bits. Raises UsageError."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise UsageError(f"Invalid option value. Got {text}. Use a whole number") from None
-    if not -(2**63) <= value < 2**63:
-        raise UsageError(f"Provided option value is out of bound. Got {text}")
-    return value
+    return parse_int(text, 64)
 
 
 def parse_count(text: str) -> int:
@@ -135,28 +126,22 @@ def parse_gpu_fallback(text: str) -> bool:
     return text == "cpu"
 
 
-def parse_restricted_rpcs(text: str) -> dict[str, tuple[str, str]]:
-    """The value of --grpc-restricted-protocol, as `parse_restricted`."""
-    return parse_restricted(text, "--grpc-restricted-protocol", "protocol")
+def restricted(flag: str, noun: str) -> Callable[[str], dict[str, tuple[str, str]]]:
+    """Reads `<kind>,<kind>:<key>=<value>` as kind -> (key, value). Raises UsageError."""
 
+    def parse(text: str) -> dict[str, tuple[str, str]]:
+        kinds, _, assignment = text.partition(":")
+        key, _, value = assignment.partition("=")
+        if not key or not value:
+            raise UsageError(f"{flag} option format is '<{noun}>,<{noun}>,...:<key>=<value>'. Got {text}")
+        names = kinds.split(",")
+        for kind in names:
+            if kind not in RESTRICTED_KINDS:
+                raise UsageError(f"unknown restricted {noun} '{kind}'")
+        check_restricted(names, noun)
+        return dict.fromkeys(names, (key, value))
 
-def parse_restricted_routes(text: str) -> dict[str, tuple[str, str]]:
-    """The value of --http-restricted-api, as `parse_restricted`."""
-    return parse_restricted(text, "--http-restricted-api", "api")
-
-
-def parse_restricted(text: str, flag: str, noun: str) -> dict[str, tuple[str, str]]:
-    """`<kind>,<kind>:<key>=<value>` as kind -> (key, value). Raises UsageError."""
-    kinds, colon, assignment = text.partition(":")
-    key, equals, value = assignment.partition("=")
-    if not colon or not equals or not key or not value:
-        raise UsageError(f"{flag} option format is '<{noun}>,<{noun}>,...:<key>=<value>'. Got {text}")
-    names = kinds.split(",")
-    for kind in names:
-        if kind not in RESTRICTED_KINDS:
-            raise UsageError(f"unknown restricted {noun} '{kind}'")
-    check_restricted(names, noun)
-    return dict.fromkeys(names, (key, value))
+    return parse
 
 
 def check_restricted(kinds: Sequence[str], noun: str) -> None:
@@ -198,8 +183,8 @@ def parse_backend_config(text: str) -> tuple[str, str, str]:
     backend, comma, assignment = text.partition(",")
     if not comma:
         backend, assignment = "", text
-    setting, equals, value = assignment.partition("=")
-    if not equals or not setting or not value or (comma and not backend):
+    setting, _, value = assignment.partition("=")
+    if not setting or not value or (comma and not backend):
         raise UsageError("--backend-config option format is '<backend name>,<setting>=<value>'. Got " + text)
     return backend, setting, value
 
@@ -207,24 +192,18 @@ def parse_backend_config(text: str) -> tuple[str, str, str]:
 _TRACE_SETTINGS = {
     "": ("level", "rate", "count", "mode"),
     "triton": ("file", "log-frequency"),
-    "opentelemetry": (
-        "url",
-        "resource",
-        "bsp_max_queue_size",
-        "bsp_schedule_delay",
-        "bsp_max_export_batch_size",
-    ),
+    "opentelemetry": ("url", "resource", "bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size"),
 }
 _TRACE_LEVELS = ("TIMESTAMPS", "TENSORS", "OFF", "MIN", "MAX")
 
 
 def parse_trace_config(text: str) -> tuple[str, str, str]:
     """`[<mode>,]<setting>=<value>` as (mode, setting, value); no mode where it is for all. Raises UsageError."""
-    front, equals, value = text.partition("=")
+    front, _, value = text.partition("=")
     mode, comma, setting = front.partition(",")
     if not comma:
         mode, setting = "", front
-    if not equals or not setting or not value or (comma and not mode):
+    if not setting or not value or (comma and not mode):
         raise UsageError("--trace-config option format is '[<trace mode>,]<setting>=<value>'. Got " + text)
     if mode not in _TRACE_SETTINGS:
         raise UsageError(f"--trace-config: the trace modes are triton and opentelemetry. Got {text}")
@@ -250,24 +229,15 @@ def _trace_value(setting: str, value: str) -> str:
     return value
 
 
-def _older_trace_flag(mode: str, setting: str) -> Callable[[str], tuple[str, str, str]]:
-    def parse(text: str) -> tuple[str, str, str]:
-        return mode, setting, _trace_value(setting, text)
-
-    return parse
-
-
-parse_trace_file = _older_trace_flag("triton", "file")
-parse_trace_level = _older_trace_flag("", "level")
-parse_trace_rate = _older_trace_flag("", "rate")
-parse_trace_count = _older_trace_flag("", "count")
-parse_log_frequency = _older_trace_flag("triton", "log-frequency")
+def older_trace_flag(mode: str, setting: str) -> Callable[[str], tuple[str, str, str]]:
+    """Reads the value of a flag that --trace-config has replaced."""
+    return lambda text: (mode, setting, _trace_value(setting, text))
 
 
 def parse_metrics_config(text: str) -> dict[str, Any]:
     """`<setting>=<value>` as a field of LatencySettings. Raises UsageError."""
-    setting, equals, value = text.partition("=")
-    if not equals or not setting or not value:
+    setting, _, value = text.partition("=")
+    if not setting or not value:
         raise UsageError("--metrics-config option format is '<setting>=<value>'. Got " + text)
     if setting in ("counter_latencies", "histogram_latencies", "summary_latencies"):
         return {setting: parse_bool(value)}

@@ -11,7 +11,7 @@ from stubserve.api.management import ServerFacts
 from stubserve.errors import Code, ServeError, invalid
 from stubserve.grpc.messages import service_pb2
 from stubserve.inference.served_model import ServedModel
-from stubserve.model_config.metadata import model_metadata
+from stubserve.model_config.render import model_metadata
 from stubserve.observability.logs import FORMATS
 
 SERVICE = "inference.GRPCInferenceService"

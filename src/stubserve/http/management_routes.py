@@ -19,8 +19,7 @@ from stubserve.http.asgi_request import body_of, json_response
 from stubserve.http.json.values import UNSET, find, is_uint, parse_json
 from stubserve.inference.served_model import ServedModel
 from stubserve.memory import client_regions
-from stubserve.model_config.metadata import model_metadata
-from stubserve.model_config.render import to_json_dict
+from stubserve.model_config.render import model_metadata, to_json_dict
 from stubserve.observability.logs import FORMATS
 
 _UINT32_MAX = (1 << 32) - 1

@@ -6,7 +6,7 @@ and goes, with its processes and memory. When one fails, those that did start ar
 on as if nothing had been asked. So a reload needs the memory of two for a while, and costs no request.
 
 A version of which nothing has changed but the number and kind of its instances is not started anew: it gets other
-instances in the same step, and keeps those that fit, its queue and its statistics (`instance_update`). One of which
+instances in the same step, and keeps those that fit, its queue and its statistics (`loader`). One of which
 nothing at all has changed, where another version has, goes on as it is.
 
 However a load ends, by an error that nobody thought of too, no version stays "loading" and nothing that it has started
@@ -21,13 +21,13 @@ import time
 from collections.abc import Mapping, Sequence
 
 from stubserve.environments.resolve import mention_stub_program
-from stubserve.errors import ServeError, internal, invalid
+from stubserve.errors import ServeError, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.services import Services
-from stubserve.loading.instance_update import InstanceUpdate
-from stubserve.loading.loader import Loader
-from stubserve.loading.located import located
+from stubserve.loading.changes import as_load_error
+from stubserve.loading.loader import InstanceUpdate, Loader
 from stubserve.loading.retiring import Loaded, Retiring
+from stubserve.model_config.reading import located
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import CONFIG_FILE, available_versions
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
@@ -141,7 +141,6 @@ class Changeover:
             )
 
     def leaving(self) -> list[ServedModel]:
-        """What serves no longer, and is not gone yet."""
         return self._retiring.leaving()
 
     async def retire_all(self, timeout_s: float) -> None:
@@ -313,11 +312,3 @@ def _outcome(
             else:
                 models.append(started)
     return models, updates, failures
-
-
-def as_load_error(raised: Exception) -> ServeError:
-    """What failed a load, for the index; a fault of the server's own is kept from ending it, and goes to the log."""
-    if isinstance(raised, ServeError):
-        return raised
-    log.error("unexpected error while models were loaded or unloaded", exc_info=raised)
-    return internal(f"unexpected error: {raised!r}")

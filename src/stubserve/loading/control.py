@@ -10,8 +10,8 @@ What a load or unload means for ensembles is in `dependencies`. They are settled
 answered: those that need what is gone go, those that can be served again come back, and those whose members are others
 now are loaded anew.
 
-Loads and unloads of one model take turns (`turns`); retiring (`retiring`), and the wait for instances that go, is no
-part of a turn, so a model may reload or unload itself while it executes. Each runs as a task of its own (`changes`).
+Loads and unloads of one model take turns, and each runs as a task of its own (`changes`). Retiring (`retiring`), and
+the wait for instances that go, is no part of a turn, so a model may reload or unload itself while it executes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from typing import Any
 from stubserve.errors import Code, internal, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.services import Services, no_model_control
-from stubserve.loading.changeover import Changeover, as_load_error
-from stubserve.loading.changes import Changes, all_of
-from stubserve.loading.dependencies import DiskDependencies, no_longer_needed, rounds
-from stubserve.loading.ensembles import EnsembleMembers, Settling
+from stubserve.loading.changeover import Changeover
+from stubserve.loading.changes import Changes, Turn, Turns, all_of, as_load_error
+from stubserve.loading.dependencies import no_longer_needed, rounds
+from stubserve.loading.ensembles import Ensembles
 from stubserve.loading.finding import Finder, Look
 from stubserve.loading.loader import Loader
-from stubserve.loading.turns import Turn, Turns
 from stubserve.loading.watch import RepositoryWatch, occasions
 from stubserve.repository.candidate import Candidate, check_parameters
 from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, name_of
@@ -72,12 +71,10 @@ class ModelControl:
         self._turns = Turns()
         self._changes = Changes(self._slots)
         self._finder = Finder(settings, self._repositories, self._changeover.served)
-        self._disk = DiskDependencies(self._repositories, settings.config_name)
         load_member = self._load_member if self._explicit else None
-        self._members = EnsembleMembers(registry, self._repositories, self._disk, load_member)
         # For the sake of its members: what came with its own load counts as before.
         again = partial(self._load_known, look=self._finder.again)
-        self._ensembles = Settling(registry.serving, registry.resolve, self._disk, again, self._retire)
+        self._ensembles = Ensembles(registry, self._repositories, load_member, again, self._retire)
         # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
         self._asked_for: set[str] = set()
         self._watch = RepositoryWatch(
@@ -85,8 +82,6 @@ class ModelControl:
         )
         self._watching: asyncio.Task[None] | None = None
         self._starting = False
-
-    # What may be asked
 
     async def load_all(self) -> bool:
         """Loads every model that is to be there from the start; whether all of them could be loaded.
@@ -203,8 +198,6 @@ class ModelControl:
         if not self._explicit:
             raise no_model_control()
 
-    # Loading
-
     async def _keep_watching(self) -> None:
         async for _ in occasions(self._settings, self._sleep):
             try:
@@ -221,7 +214,7 @@ class ModelControl:
         """Loads models, ensembles after their members; which of them could be loaded."""
         if self._starting:
             self._registry.expect(names)
-        needs = await self._repositories.aside(partial(self._disk.needs, names))
+        needs = await self._repositories.aside(partial(self._repositories.needs, names))
         loaded: dict[str, bool] = {}
         for group in rounds(needs):
             outcomes = await asyncio.gather(*(self._load_known(name) for name in group))
@@ -295,15 +288,13 @@ class ModelControl:
 
     async def _take(self, candidate: Candidate, turn: Turn) -> Sequence[asyncio.Task[None]]:
         """Has a candidate serve. Raises ServeError."""
-        await self._members.prepare(candidate, turn)
+        await self._ensembles.prepare(candidate, turn)
         services = self._services
         if self._explicit:
             services = replace(services, control=_ControlInTurn(self, turn))
         if self._settings.namespacing:
             services = replace(services, models=self._registry.within(candidate.folder.namespace))
         return await self._changeover.replace(candidate, services)
-
-    # Letting go
 
     async def _unload(self, name: str, dependents: bool, outer: Turn | None) -> None:
         going = [name]

@@ -15,16 +15,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from stubserve.errors import ServeError, invalid
-from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
-from stubserve.repository.folder import read_config
-from stubserve.repository.repositories import Repositories
-
-
-def members_of(config: Any) -> tuple[str, ...]:
-    """The names of the models that an ensemble's steps name; none for a model of its own."""
-    if config.platform != ENSEMBLE_PLATFORM:
-        return ()
-    return tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
 def version_not_loaded(ensemble: str, step: Any) -> ServeError:
@@ -77,28 +67,3 @@ def no_longer_needed(name: str, needs: Mapping[str, Collection[str]], asked_for:
             if member in needs and member not in gone and member not in asked_for and not users:
                 gone.append(member)
     return gone[1:]
-
-
-class DiskDependencies:
-    """What the configurations in the repositories say, by key, read anew each time: for threads."""
-
-    def __init__(self, repositories: Repositories, config_name: str) -> None:
-        self._repositories = repositories
-        self._config_name = config_name
-
-    def members(self, name: str) -> Collection[str]:
-        """The members of an ensemble; none for anything else. What is wrong with it is for its load to tell."""
-        try:
-            folder = self._repositories.locate(name)
-            config = read_config(folder, self._config_name)
-        except ServeError:
-            return ()
-        return () if config is None else self.keys(members_of(config), folder.namespace)
-
-    def keys(self, members: Collection[str], namespace: str) -> list[str]:
-        """The keys of the members of an ensemble that lies in a namespace."""
-        return [self._repositories.member(member, namespace) for member in members]
-
-    def needs(self, names: Collection[str]) -> dict[str, Collection[str]]:
-        """The members of each model, by its name."""
-        return {name: self.members(name) for name in names}

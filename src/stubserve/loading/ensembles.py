@@ -2,7 +2,7 @@
 
 An ensemble is checked against members that serve already. With explicit control a load brings those that are missing.
 
-After each load and unload ensembles are settled (`Settling`). Those that lack a member go, and are remembered; those
+After each load and unload ensembles are settled. Those that lack a member go, and are remembered; those
 that have all of them again come back; those whose members are others now are checked and loaded anew, and go where that
 fails. Each may concern further ensembles, so it goes on until nothing is left to do. It takes the turns of ensembles
 only, one at a time, and none of its own, so nobody can wait for it in a circle.
@@ -18,16 +18,22 @@ from typing import Any
 
 from stubserve.errors import ServeError, invalid, raise_first
 from stubserve.inference.served_model import ModelFinder, ServedModel
-from stubserve.loading.dependencies import DiskDependencies, circle, members_of, rounds, version_not_loaded
-from stubserve.loading.turns import Turn
+from stubserve.loading.changes import Turn
+from stubserve.loading.dependencies import circle, rounds, version_not_loaded
+from stubserve.model_config.complete import copy_of
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate
-from stubserve.model_config.validate_members import is_decoupled, member_problems
+from stubserve.model_config.validate_ensemble import is_decoupled, member_problems, members_of
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import read_labels
 from stubserve.repository.registry import Registry, VersionState
 from stubserve.repository.repositories import Repositories
 from stubserve.serving.ensemble_model import EnsembleModel
+
+log = logging.getLogger("stubserve.repository")
+
+# How often ensembles are settled because of each other, at most
+_ROUNDS = 100
 
 # By name, and version as `find` takes it
 Members = Mapping[tuple[str, str], ServedModel]
@@ -47,8 +53,7 @@ async def start_ensemble(
     members = _find(config, models)
     configs = _configs(members)
     raise_first(member_problems(config, configs))
-    completed = ModelConfig()
-    completed.CopyFrom(config)
+    completed = copy_of(config)
     # As upstream, whatever the configuration itself says
     completed.model_transaction_policy.decoupled = is_decoupled(config, configs)
     model = EnsembleModel(folder.name, version, completed, models, members, max_queue_size=max_queue_size)
@@ -108,23 +113,27 @@ def _labels_of_members(config: Any, members: Members) -> dict[str, list[str]]:
     return labels
 
 
-log = logging.getLogger("stubserve.repository")
+class Ensembles:
+    """All ensembles. `load_member` loads a member in the turn of its ensemble; None where no load may bring any.
 
-
-class EnsembleMembers:
-    """The members of all ensembles. `load` loads one, in the turn of its ensemble; None where no load may bring any."""
+    `load` loads an ensemble again and says whether it could; `retire` does not wait for requests. `away` are the
+    ensembles that went only because a member did, with their members.
+    """
 
     def __init__(
         self,
         registry: Registry,
         repositories: Repositories,
-        disk: DiskDependencies,
-        load: Callable[[str, Turn], Awaitable[None]] | None,
+        load_member: Callable[[str, Turn], Awaitable[None]] | None,
+        load: Callable[[str], Awaitable[bool]],
+        retire: Callable[[str], Awaitable[None]],
     ) -> None:
         self._registry = registry
         self._repositories = repositories
-        self._disk = disk
+        self._load_member = load_member
         self._load = load
+        self._retire = retire
+        self.away: dict[str, Collection[str]] = {}
 
     async def prepare(self, candidate: Candidate, turn: Turn) -> None:
         """Sees to it that an ensemble can be loaded; does nothing for any other model.
@@ -148,49 +157,22 @@ class EnsembleMembers:
 
     async def _prepare(self, candidate: Candidate, names: tuple[str, ...], turn: Turn) -> None:
         name, namespace = candidate.folder.key, candidate.folder.namespace
-        members = await self._repositories.aside(partial(self._disk.keys, names, namespace))
+        look = self._repositories
+        members = await look.aside(lambda: [look.member(one, namespace) for one in names])
         missing = [member for member in members if not self._registry.ready_versions(member)]
-        absent = await self._repositories.aside(partial(self._repositories.absent, missing))
+        absent = await look.aside(partial(look.absent, missing))
         if absent:
             raise invalid(f"ensemble {name} contains models that are not available or ambiguous: {', '.join(absent)}")
-        closed = await self._repositories.aside(partial(circle, name, members, self._disk.members))
+        closed = await look.aside(partial(circle, name, members, look.members))
         if closed is not None:
             raise closed
-        if self._load is not None:
+        if self._load_member is not None:
             # Why one cannot be loaded is in the registry, and told from there.
-            await asyncio.gather(*(self._load(member, turn) for member in missing), return_exceptions=True)
+            await asyncio.gather(*(self._load_member(member, turn) for member in missing), return_exceptions=True)
         check_members(candidate.config, self._registry, namespace)
 
-
-log = logging.getLogger("stubserve.repository")
-
-# How often ensembles are settled because of each other, at most
-_ROUNDS = 100
-
-
-class Settling:
-    """`serving` are the model versions that serve; `resolve` makes keys of names and a namespace. `load` says whether
-    it could, `retire` does not wait for requests.
-
-    `away` are the ensembles that went only because a member did, with their members.
-    """
-
-    def __init__(
-        self,
-        serving: Callable[[], Collection[ServedModel]],
-        resolve: Callable[[str, str], str],
-        disk: DiskDependencies,
-        load: Callable[[str], Awaitable[bool]],
-        retire: Callable[[str], Awaitable[None]],
-    ) -> None:
-        self._serving = serving
-        self._resolve = resolve
-        self._disk = disk
-        self._load = load
-        self._retire = retire
-        self.away: dict[str, Collection[str]] = {}
-
     async def settle(self) -> None:
+        """Has each ensemble serve with its members as they are now, or go."""
         for _ in range(_ROUNDS):
             ending, loading = self._what_to_do()
             if not ending and not loading:
@@ -199,7 +181,7 @@ class Settling:
                 log.info("ensemble '%s' is unloaded, because one of its members is", name)
                 await self._retire(name)
                 self.away[name] = members
-            needs = await asyncio.to_thread(self._disk.needs, loading)
+            needs = await asyncio.to_thread(self._repositories.needs, loading)
             for name in (one for group in rounds(needs) for one in group):
                 if not await self._load(name):
                     log.error("ensemble '%s' is unloaded: it cannot be served with its members as they are", name)
@@ -210,10 +192,10 @@ class Settling:
 
     def _what_to_do(self) -> tuple[dict[str, Collection[str]], list[str]]:
         """The ensembles of which a member is gone, and those that are to be loaded."""
-        serving = self._serving()
+        serving = self._registry.serving()
         names = {model.key for model in serving}
         unsettled: dict[str, Collection[str]] = {
-            model.key: [self._resolve(name, model.namespace) for name in model.needs]
+            model.key: [self._registry.resolve(name, model.namespace) for name in model.needs]
             for model in serving
             if model.needs and not model.stands()
         }

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stubserve.errors import ServeError
-from stubserve.loading.located import located
+from stubserve.model_config.reading import located
 from stubserve.repository.candidate import Candidate, copy_candidate, find_candidate, make_candidate, read_candidate
 from stubserve.repository.folder import CONFIG_FILE
 from stubserve.repository.repositories import Repositories
@@ -69,7 +69,6 @@ class Finder:
         return await located(error, lambda: self._repositories.locate(name).path / CONFIG_FILE)
 
     async def close(self) -> None:
-        """Ends the agents' processes."""
         if self._agents is not None:
             await asyncio.to_thread(self._agents.close)
 

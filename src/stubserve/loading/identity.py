@@ -16,6 +16,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from stubserve.model_config.complete import copy_of
+
 _PIECE = 1 << 20
 
 
@@ -45,7 +47,6 @@ def of_members(config: Any, version: int, members: Iterable[bytes]) -> bytes:
 
 
 def _of_config(config: Any, version: int) -> bytes:
-    said = type(config)()
-    said.CopyFrom(config)
+    said = copy_of(config)
     said.ClearField("instance_group")
     return b"%d %b" % (version, sha256(said.SerializeToString(deterministic=True)).digest())

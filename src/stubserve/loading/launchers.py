@@ -6,9 +6,9 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stubserve.environments.resolve import Environments
 from stubserve.instances.launcher import Launcher, Program, StubOptions
@@ -83,15 +83,16 @@ class Launchers:
             log.debug("Found overwritten default setting: %s,%s", _MAX_BATCH_SIZE, size)
 
 
-@dataclass(frozen=True)
-class _Files:
-    """What the stubs of a version run, and where; folders without links."""
+class _Files(NamedTuple):
+    """What the stubs of a version run, and where; folders without links.
+
+    `hints` say what may be wrong in the program's source although it loads.
+    """
 
     program: Program
     program_is_missing: bool
     model_dir: Path
     version_dir: Path
-    # What may be wrong in the program's source although it loads
     hints: Sequence[SourceProblem]
 
 

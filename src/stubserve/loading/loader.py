@@ -4,8 +4,14 @@ The first stub of a version imports the model and tells whether its class comple
 `auto_complete_config` and ends, and fresh stubs serve, so nothing that the completion did to its process is seen later.
 If not, as with most models, the same stub goes on and becomes the first instance: no process is started in vain.
 
-What serves keeps its completed configuration when its instances change; those that stay also keep the limit of threads
-that they were started with, which is part of their environment.
+Where the instances of a version that serves change (`update`), an instance stays, as upstream, where the new
+configuration has one of the same kind, device and other properties, and keeps its name, whatever its group is called
+now. Where fewer are wanted the last stay; upstream keeps those that were ready last. What is new is started beside
+them, out of sight of the scheduler, so a start that fails changes nothing. Then all takes one step of the event loop:
+the new ones join, and those that are left over get no more batches, finish what they have, finalize and go. Requests
+that are queued, statistics and the order of answers belong to the version and do not notice. What serves keeps its
+completed configuration; those that stay also keep the limit of threads that they were started with, which is part of
+their environment.
 """
 
 from __future__ import annotations
@@ -13,27 +19,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.trace import ModelTracing
-from stubserve.instances.instance import Instance
+from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.launcher import Launcher
 from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.loading.ensembles import start_ensemble
 from stubserve.loading.identity import of_files, of_load, of_members
-from stubserve.loading.initial_states import check_initial_states
-from stubserve.loading.instance_update import InstanceUpdate, assign
 from stubserve.loading.launchers import Launchers
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances
 from stubserve.model_config.render import conclude_auto_complete, render_json
 from stubserve.model_config.validate import validate
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
+from stubserve.model_config.validate_sequence import check_initial_states
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import read_labels
 from stubserve.response_cache.store import ResponseCache
@@ -44,6 +50,38 @@ from stubserve.serving.sequence_model import instance_model
 from stubserve.serving.warm_up import WarmUp
 from stubserve.serving.warm_up_samples import read_samples
 from stubserve.settings.groups import InstanceSettings, LatencySettings
+
+
+def assign(instances: Sequence[Instance], specs: Sequence[InstanceSpec]) -> list[Instance | InstanceSpec]:
+    """For each of `specs` an instance that may stay for it, else itself. Instances that are not ready do not stay."""
+    spare: dict[Any, list[Instance]] = {}
+    for instance in instances:
+        if instance.state is InstanceState.READY:
+            spare.setdefault(instance.spec.traits, []).append(instance)
+    return [spare[spec.traits].pop() if spare.get(spec.traits) else spec for spec in specs]
+
+
+@dataclass(frozen=True, eq=False)
+class InstanceUpdate:
+    """What `model` is to be served by: `instances`, of which `started` are new and ready. `config` says the same."""
+
+    model: InstanceModel
+    instances: list[Instance]
+    started: list[Instance]
+    config: Any
+
+    def commit(self, stop_timeout_s: float) -> list[asyncio.Task[None]]:
+        """Lets it be so. Instances that go finish what they have, and then have `stop_timeout_s` to finalize.
+
+        The tasks are done when those of them are gone that a load waits for.
+        """
+        return self.model.change_instances(self.instances, self.config, stop_timeout_s)
+
+    def undo(self, stop_timeout_s: float) -> None:
+        """Leaves everything as it was; the new instances end."""
+        for instance in self.started:
+            self.model.retire(instance, stop_timeout_s)
+
 
 log = logging.getLogger("stubserve.repository")
 
@@ -182,7 +220,6 @@ class Loader:
             )
 
     def _use_cache(self, model: InstanceModel | EnsembleModel) -> None:
-        """Has a model use the response cache if it is to."""
         if not model.config.response_cache.enable:
             return
         cache = self._cache
@@ -227,26 +264,16 @@ class Loader:
             if not await stub.handshake.imported():
                 return stub, config, render_json(config)
             returned = await stub.handshake.complete(config.name, render_json(config))
+            adopted, config_json, wrong = conclude_auto_complete(config, returned, has_config_file=has_config_file)
         except BaseException:
             await stub.kill()
             raise
-        kept = stub if stub.handshake.serves_after_completion else None
-        if kept is None:
-            await stub.kill()
-        try:
-            return kept, *self._adopted(config, returned, has_config_file)
-        except BaseException:
-            if kept is not None:
-                await kept.kill()
-            raise
-
-    @staticmethod
-    def _adopted(config: Any, returned: str, has_config_file: bool) -> tuple[Any, str]:
-        """What is served of a completed configuration, and what `initialize` is given. Raises ServeError."""
-        adopted, config_json, wrong = conclude_auto_complete(config, returned, has_config_file=has_config_file)
         if wrong is not None:
             log.warning("what auto_complete_config of model '%s' returned cannot be used: %s", config.name, wrong)
-        return adopted, config_json
+        if stub.handshake.serves_after_completion:
+            return stub, adopted, config_json
+        await stub.kill()
+        return None, adopted, config_json
 
     def _instances(
         self,

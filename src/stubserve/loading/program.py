@@ -21,7 +21,7 @@ from typing import Any
 from stubserve_stub.backends.find import BUILT_IN, IN_ENVIRONMENTS, PYTHON, WITH_PYTHON_RUNTIME
 
 from stubserve.environments.environment import Environment
-from stubserve.environments.resolve import Environments
+from stubserve.environments.resolve import Environments, named_in
 from stubserve.errors import ServeError, internal, invalid, unsupported
 from stubserve.instances.launcher import Program
 
@@ -122,19 +122,17 @@ def _compiled(what: str, library: Path) -> ServeError:
 
 
 async def environment_of(program: Program, environments: Environments, config: Any, model_dir: Path) -> Environment:
-    """The environment in which a program runs. Raises ServeError."""
+    """The environment that a configuration names, else the one that came with its backend, else the server's.
+
+    Raises ServeError.
+    """
     if program.backend not in IN_ENVIRONMENTS:
         return Environment()
-    return await environments.of_model(config, model_dir, program.default_environment)
+    return await environments.find(named_in(config) or str(program.default_environment or ""), model_dir)
 
 
 def missing_parts(config: Any) -> list[tuple[str, str]]:
     """Fields of a configuration that have no effect: (field, words)."""
-    parts = []
-    if config.backend not in _GATHERING:
-        parts += [
-            (part, f"'{part}' has no effect with backend '{config.backend}', which gets each request by itself")
-            for part in ("batch_input", "batch_output")
-            if getattr(config, part)
-        ]
-    return parts
+    why = f"has no effect with backend '{config.backend}', which gets each request by itself"
+    parts = () if config.backend in _GATHERING else ("batch_input", "batch_output")
+    return [(part, f"'{part}' {why}") for part in parts if getattr(config, part)]

@@ -47,7 +47,6 @@ class Retiring:
         task.add_done_callback(self._tasks.pop)
 
     def leaving(self) -> list[ServedModel]:
-        """The models that are not gone yet."""
         return [model for loaded in self._tasks.values() for model in loaded.models]
 
     async def drain(self, timeout_s: float) -> None:

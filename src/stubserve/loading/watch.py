@@ -42,7 +42,6 @@ class _Failure:
     left_out: int = 0
 
     def is_due(self) -> bool:
-        """Whether this look tries again."""
         self.left_out -= 1
         return self.left_out < 0
 

@@ -7,7 +7,6 @@ the third; both are idempotent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -68,17 +67,14 @@ class InstanceSpec:
     priority: int = field(default=1, compare=False)
 
 
-def normalise(
-    config: ModelConfig, model_name: str, model_dir: Path, *, gpu_ids: Sequence[int] = (), gpu_to_cpu: bool = False
-) -> ModelConfig:
+def normalise(config: ModelConfig, model_name: str, model_dir: Path, *, gpu_to_cpu: bool = False) -> ModelConfig:
     """A completed copy of `config`, which may be empty (a model without config.pbtxt).
 
-    `model_dir` is the model's folder, looked at for the backend; `gpu_ids` are the GPUs the server may use. With
-    `gpu_to_cpu` instance groups for GPUs are taken as if they said KIND_CPU.
-    Raises ServeError INVALID_ARG (no backend can be told), INTERNAL (the folder can not be read).
+    `model_dir` is the model's folder, looked at for the backend. With `gpu_to_cpu` instance groups for GPUs are taken
+    as if they said KIND_CPU. Raises ServeError INVALID_ARG (no backend can be told), INTERNAL (the folder can not be
+    read).
     """
-    completed = ModelConfig()
-    completed.CopyFrom(config)
+    completed = copy_of(config)
     if not completed.name:
         completed.name = model_name
     _fill_backend(completed, model_name, _VersionContents(model_dir))
@@ -87,8 +83,14 @@ def normalise(
         for index in gpu_groups(completed):
             completed.instance_group[index].kind = _GROUP.KIND_CPU
             completed.instance_group[index].ClearField("gpus")
-    _fill_instance_groups(completed, gpu_ids)
+    _fill_instance_groups(completed)
     return completed
+
+
+def copy_of(config: ModelConfig) -> ModelConfig:
+    copy = ModelConfig()
+    copy.CopyFrom(config)
+    return copy
 
 
 def gpu_groups(config: ModelConfig) -> list[int]:
@@ -102,8 +104,7 @@ def gpu_groups(config: ModelConfig) -> list[int]:
 
 def normalise_again(config: ModelConfig) -> ModelConfig:
     """A copy of `config` with the defaults that depend on what auto-complete may have set."""
-    completed = ModelConfig()
-    completed.CopyFrom(config)
+    completed = copy_of(config)
     _fill_defaults(completed)
     return completed
 
@@ -112,16 +113,14 @@ def with_runtime(config: ModelConfig, runtime: str) -> ModelConfig:
     """`config` itself where its `runtime` says so already, else a copy that does."""
     if config.runtime == runtime:
         return config
-    completed = ModelConfig()
-    completed.CopyFrom(config)
+    completed = copy_of(config)
     completed.runtime = runtime
     return completed
 
 
 def without_instances(config: ModelConfig) -> ModelConfig:
     """A copy without instance groups and version policy: what a model cannot change while it serves."""
-    rest = ModelConfig()
-    rest.CopyFrom(config)
+    rest = copy_of(config)
     rest.ClearField("instance_group")
     rest.ClearField("version_policy")
     return rest
@@ -287,7 +286,7 @@ def _fill_defaults(config: Any) -> None:
                 getattr(config.optimization, memory).enable = True
 
 
-def _fill_instance_groups(config: Any, gpu_ids: Sequence[int]) -> None:
+def _fill_instance_groups(config: Any) -> None:
     if config.HasField("ensemble_scheduling"):
         return
     if not config.instance_group:
@@ -296,9 +295,6 @@ def _fill_instance_groups(config: Any, gpu_ids: Sequence[int]) -> None:
         if not group.name:
             group.name = f"{config.name}_{index}"
         if group.kind == _GROUP.KIND_AUTO:
-            usable = bool(gpu_ids) and all(gpu in gpu_ids for gpu in group.gpus)
-            group.kind = _GROUP.KIND_GPU if usable else _GROUP.KIND_CPU
+            group.kind = _GROUP.KIND_CPU
         if group.count < 1:
             group.count = 2 if group.kind == _GROUP.KIND_CPU and config.backend in _TWO_ON_CPU else 1
-        if group.kind == _GROUP.KIND_GPU and not group.gpus:
-            group.gpus.extend(gpu_ids)

@@ -1,4 +1,4 @@
-"""Reading a `config.pbtxt` to the end although it has mistakes, so that all of them can be told at once.
+"""Reading a `config.pbtxt` to the end although it has mistakes, so that all can be told at once, and where they are.
 
 Protobuf's parser stops at the first. So the field that it stopped at is blanked out and the rest is read again, until
 all of it is read or nothing more can be told apart (a bracket that is not closed).
@@ -6,16 +6,20 @@ all of it is read or nothing more can be told apart (a bracket that is not close
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
 
+from stubserve.errors import ServeError
+from stubserve.model_config.parse import decode_text, unfilled, unfilled_templates, with_words
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
-from stubserve.model_config.source import Path, Source, UnreadableText
-from stubserve.model_config.templates import unfilled, unfilled_templates, with_words
+from stubserve.model_config.source import FieldPath, Source, UnreadableText
 
 _NO_FIELD = re.compile(r'Message type "inference\.([\w.]+)" has no field named "(\w+)"')
 _EXCERPT = re.compile(r"^'.*': ", re.DOTALL)
@@ -41,11 +45,11 @@ class Reading:
     mistakes: list[Mistake] = field(default_factory=list)
     complete: bool = True
 
-    def line_of(self, path: Path) -> int:
+    def line_of(self, path: FieldPath) -> int:
         """The line of a field, 0 if it is not known."""
         return self.source.line_of(path) if self.source is not None else 0
 
-    def follows_from_mistake(self, path: Path) -> bool:
+    def follows_from_mistake(self, path: FieldPath) -> bool:
         """Whether what is said of a field may only be so because something beside it could not be read."""
         for mistake in self.mistakes:
             beside = mistake.path[:-1] or mistake.path
@@ -106,3 +110,39 @@ def _names(full_name: str, kind: str) -> list[str]:
     if kind == "field":
         return [one.name for one in pool.FindMessageTypeByName(f"inference.{full_name}").fields]
     return [one.name for one in pool.FindEnumTypeByName(f"inference.{full_name}").values]
+
+
+async def located(error: ServeError, find_file: Callable[[], Path]) -> str:
+    """What the log says of an error that a configuration has caused; the error's own text where nothing is known.
+
+    Clients get upstream's texts, which have a line and a column at best. The log also has the field that may have been
+    meant, and the other mistakes of the file, as `stubserve check` tells them.
+
+    The file is found (or there is a ServeError) and read in a thread, as disks may be slow. A load that is given up
+    meanwhile has failed all the same, and what is known of that is said.
+    """
+    try:
+        return await asyncio.to_thread(lambda: _located_in(error, find_file()))
+    except (ServeError, asyncio.CancelledError):
+        return error.log_message
+
+
+def _located_in(error: ServeError, file: Path) -> str:
+    text = error.log_message.rstrip()
+    if text != error.message.rstrip():
+        return text  # it says already where it comes from
+    try:
+        content = decode_text(file.read_bytes())
+    except (OSError, UnicodeDecodeError):
+        return text
+    reading = read_leniently(content)
+    lines = content.splitlines()
+    places = [(one.line, one.column, one.text) for one in reading.mistakes]
+    if not places and error.path and reading.line_of(error.path):
+        places = [(reading.line_of(error.path), 0, "")]
+    for line, column, what in places:
+        text += f"\n{file}:{line}" + (f": {what}" if what else "")
+        if 0 < line <= len(lines):
+            text += f"\n    {lines[line - 1].expandtabs(1)}"
+            text += f"\n    {' ' * (column - 1)}^" if column else ""
+    return text

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
 from stubserve.errors import ServeError, internal, not_found
-from stubserve.model_config.complete import normalise_again
+from stubserve.model_config.complete import copy_of, normalise_again
 from stubserve.model_config.parse import from_json_dict, parse_json
-from stubserve.model_config.proto import ModelConfig, is_repeated
+from stubserve.model_config.proto import ModelConfig, is_repeated, model_config_pb2
 
 __all__ = ["adopt_completed", "conclude_auto_complete", "from_json_dict", "render_json", "to_json_dict"]
 
@@ -107,8 +108,7 @@ def adopt_completed(config: ModelConfig, returned_json: str) -> ModelConfig:
     choice than configured). `conclude_auto_complete` says what upstream makes of these.
     """
     completed = parse_json(returned_json)
-    adopted = ModelConfig()
-    adopted.CopyFrom(config)
+    adopted = copy_of(config)
     adopted.max_batch_size = completed.max_batch_size
     for field in ("input", "output"):
         adopted.ClearField(field)
@@ -145,3 +145,32 @@ def conclude_auto_complete(
             raise not_found(f"model configuration is not provided for model '{config.name}'") from error
         return config, returned_json, error
     return adopted, render_json(adopted), None
+
+
+_DATA_TYPE = model_config_pb2.DataType
+
+
+def datatype_name(data_type: int) -> str:
+    """The protocol's name of a configured data type: TYPE_FP32 is "FP32", TYPE_STRING is "BYTES"."""
+    name: str = _DATA_TYPE.Name(data_type)
+    return "BYTES" if name == "TYPE_STRING" else name[len("TYPE_") :]
+
+
+def model_metadata(config: ModelConfig, versions: list[str]) -> dict[str, Any]:
+    """The metadata document, keys in upstream's order.
+
+    `versions` are the version asked for, or all that are ready in ascending order. Shapes are the configured dims, not
+    the reshaped ones, with -1 in front for the batch when max_batch_size >= 1; optional inputs are not marked.
+    """
+    batch = [-1] if config.max_batch_size >= 1 else []
+    return {
+        "name": config.name,
+        "versions": list(versions),
+        "platform": config.platform or config.backend,
+        "inputs": _tensors(config.input, batch),
+        "outputs": _tensors(config.output, batch),
+    }
+
+
+def _tensors(tensors: Iterable[Any], batch: list[int]) -> list[dict[str, Any]]:
+    return [{"name": t.name, "datatype": datatype_name(t.data_type), "shape": [*batch, *t.dims]} for t in tensors]

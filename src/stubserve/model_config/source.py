@@ -19,7 +19,7 @@ _TOKEN = re.compile(
 )
 _CLOSING = {"{": "}", "<": ">"}
 
-Path = Sequence[str | int]
+FieldPath = Sequence[str | int]
 
 
 class UnreadableText(Exception):
@@ -55,7 +55,7 @@ class Source:
     def __post_init__(self) -> None:
         self.fields = _Reader(self.text).read()
 
-    def line_of(self, path: Path) -> int:
+    def line_of(self, path: FieldPath) -> int:
         """The line (from 1) of a field, or of what encloses it where it is not written; 0 if nothing of it is.
 
         After the name of a repeated message comes an index, after that of a map a key.
@@ -133,7 +133,7 @@ class Source:
         return None
 
 
-def _steps(path: Path) -> Iterator[tuple[str, str | int | None]]:
+def _steps(path: FieldPath) -> Iterator[tuple[str, str | int | None]]:
     """Names with the index or key behind them. A name behind a name is a field of that message, but for maps."""
     parts = list(path)
     while parts:

@@ -17,12 +17,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stubserve.errors import ServeError, internal, invalid, raise_first
+from stubserve.errors import ServeError, internal, invalid, raise_first, within
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, ensemble_problems
 from stubserve.model_config.validate_io import io_problems
-from stubserve.model_config.validate_sequence import sequence_problems
-from stubserve.model_config.validate_states import state_problems
+from stubserve.model_config.validate_sequence import sequence_problems, state_problems
 
 _GROUP = model_config_pb2.ModelInstanceGroup
 _DELAY = model_config_pb2.ModelQueuePolicy.DELAY
@@ -41,24 +40,21 @@ MOST_INSTANCES = 1024
 # Labels are the tags behind an underscore, and two underscores are Prometheus' own.
 _METRIC_TAG = re.compile(r"(?!_)[a-zA-Z0-9_]*")
 
-# What is said beyond upstream's words where there is no GPU at all
+# What is said beyond upstream's words
 _ON_THE_CPU = "; --gpu-fallback=cpu serves the model on the CPU"
 
-# Upstream's default for --min-supported-compute-capability in GPU builds; only ever printed here.
-MIN_COMPUTE_CAPABILITY = 7.5
 
-
-def problems(config: ModelConfig, *, gpu_ids: Sequence[int] = ()) -> Iterator[ServeError]:
+def problems(config: ModelConfig) -> Iterator[ServeError]:
     """Everything that is wrong with a configuration that is as complete as it will get."""
     yield from model_problems(config)
-    yield from instance_group_problems(config, gpu_ids=gpu_ids)
+    yield from instance_group_problems(config)
     yield from io_problems(config)
     yield from state_problems(config)
 
 
-def validate(config: ModelConfig, *, gpu_ids: Sequence[int] = ()) -> None:
+def validate(config: ModelConfig) -> None:
     """Raises the first of the `problems`."""
-    raise_first(problems(config, gpu_ids=gpu_ids))
+    raise_first(problems(config))
 
 
 def validate_model(config: ModelConfig) -> None:
@@ -66,14 +62,9 @@ def validate_model(config: ModelConfig) -> None:
     raise_first(model_problems(config))
 
 
-def validate_instance_groups(
-    config: ModelConfig,
-    *,
-    gpu_ids: Sequence[int] = (),
-    min_compute_capability: float = MIN_COMPUTE_CAPABILITY,
-) -> None:
+def validate_instance_groups(config: ModelConfig) -> None:
     """Kinds and GPUs of the instance groups."""
-    raise_first(instance_group_problems(config, gpu_ids=gpu_ids, min_compute_capability=min_compute_capability))
+    raise_first(instance_group_problems(config))
 
 
 def validate_directory_name(config: ModelConfig, directory: str) -> None:
@@ -94,8 +85,7 @@ def model_problems(config: ModelConfig) -> Iterator[ServeError]:
     if not config.HasField("version_policy"):
         yield invalid(f"must specify 'version policy' for {config.name}")
     if config.HasField("dynamic_batching"):
-        for error in _dynamic_batching_problems(config):
-            yield error.at("dynamic_batching", *error.path)
+        yield from within(_dynamic_batching_problems(config), "dynamic_batching")
     if config.HasField("sequence_batching"):
         if config.response_cache.enable:
             yield _cache_unsupported(config.name, "sequence batching scheduler")
@@ -108,8 +98,7 @@ def model_problems(config: ModelConfig) -> Iterator[ServeError]:
     if config.model_transaction_policy.decoupled and config.response_cache.enable:
         yield _cache_unsupported(config.name, "'decoupled' transaction policy")
     for index, control in enumerate(config.model_metrics.metric_control):
-        for error in _metric_problems(control):
-            yield error.at("model_metrics", "metric_control", index)
+        yield from within(_metric_problems(control), "model_metrics", "metric_control", index)
     for tag in config.metric_tags:
         if _METRIC_TAG.fullmatch(tag) is None:
             # Real Triton ends here; printed, it would keep the metrics of all models from being read.
@@ -176,13 +165,8 @@ def _metric_problems(control: Any) -> Iterator[ServeError]:
         yield invalid("histogram options must specify non-empty 'buckets'")
 
 
-def instance_group_problems(
-    config: ModelConfig,
-    *,
-    gpu_ids: Sequence[int] = (),
-    min_compute_capability: float = MIN_COMPUTE_CAPABILITY,
-) -> Iterator[ServeError]:
-    """What is wrong with the instance groups, which must be normalised; `gpu_ids` are the GPUs the server may use.
+def instance_group_problems(config: ModelConfig) -> Iterator[ServeError]:
+    """What is wrong with the instance groups, which must be normalised. The server has no GPU to give them.
 
     A group whose kind is still KIND_AUTO is an INTERNAL error.
     """
@@ -198,8 +182,7 @@ def instance_group_problems(
         where = f"instance group {group.name} of model {config.name}"
         here = ("instance_group", index)
         if group.kind == _GROUP.KIND_GPU:
-            for error in _gpu_problems(group, where, gpu_ids, min_compute_capability):
-                yield error.at(*here, "gpus" if group.gpus else "kind")
+            yield from within(_gpu_problems(group, where), *here, "gpus" if group.gpus else "kind")
         elif group.kind in (_GROUP.KIND_CPU, _GROUP.KIND_MODEL):
             if group.gpus:
                 error = invalid(f"{where} has kind {_GROUP.Kind.Name(group.kind)} but specifies one or more GPUs")
@@ -207,23 +190,18 @@ def instance_group_problems(
         else:
             yield internal(f"{where} has unexpected kind KIND_AUTO").at(*here)
         if group.profile:
-            for error in _profile_problems(config.platform, group.profile, where):
-                yield error.at(*here, "profile")
+            yield from within(_profile_problems(config.platform, group.profile, where), *here, "profile")
 
 
-def _gpu_problems(
-    group: Any, where: str, gpu_ids: Sequence[int], min_compute_capability: float
-) -> Iterator[ServeError]:
+def _gpu_problems(group: Any, where: str) -> Iterator[ServeError]:
     if not group.gpus:
-        lack = "specifies no GPUs" if gpu_ids else f"no GPUs are available{_ON_THE_CPU}"
-        yield invalid(f"{where} has kind KIND_GPU but {lack}")
+        yield invalid(f"{where} has kind KIND_GPU but no GPUs are available{_ON_THE_CPU}")
     for gpu in group.gpus:
-        if gpu not in gpu_ids:
-            yield invalid(
-                f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required CUDA "
-                f"compute compatibility of {min_compute_capability:.6f} are: {', '.join(map(str, gpu_ids))}"
-                f"{'' if gpu_ids else _ON_THE_CPU}"
-            )
+        # With upstream's default for --min-supported-compute-capability
+        yield invalid(
+            f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required CUDA "
+            f"compute compatibility of 7.500000 are: {_ON_THE_CPU}"
+        )
 
 
 def _profile_problems(platform: str, profiles: Sequence[str], where: str) -> Iterator[ServeError]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
-from stubserve.errors import ServeError, invalid
+from stubserve.errors import ServeError, invalid, within
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 
 _TYPE_INVALID = model_config_pb2.TYPE_INVALID
@@ -25,8 +25,7 @@ def io_problems(config: ModelConfig) -> Iterator[ServeError]:
 def _problems(config: ModelConfig) -> Iterator[ServeError]:
     for direction, tensors in (("input", config.input), ("output", config.output)):
         for index, tensor in enumerate(tensors):
-            for error in _tensor_problems(tensor, direction, config):
-                yield error.at(direction, index, *error.path)
+            yield from within(_tensor_problems(tensor, direction, config), direction, index)
     yield from _batch_input_problems(config)
     yield from _batch_output_problems(config)
 

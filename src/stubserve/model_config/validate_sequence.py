@@ -1,11 +1,25 @@
-"""Checks of `sequence_batching`: control tensors, preferred sizes, slot utilisation, in upstream's words."""
+"""Checks of `sequence_batching`: control tensors, preferred sizes, slot utilisation, implicit state; upstream's words.
+
+Upstream finds what is wrong with states when it makes the scheduler, so a load fails with it and not the reading of the
+repository. What it would only notice later, or never, is refused as well: states without names, names that mean two
+things, sizes that are none. That growing states are for GPUs is not upstream's rule here: states lie in the memory of
+the host, and grow. The files of a model's folder `initial_state`, with which states begin, are read by the stubs; here
+it is only checked that they can be.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from math import prod
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from stubserve.errors import ServeError, invalid
+from stubserve_stub.runtime.states import FOLDER
+from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
+
+from stubserve.errors import ServeError, internal, invalid, raise_first, within
+from stubserve.inference.string_elements import holds_strings
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 
 _CONTROL = model_config_pb2.ModelSequenceBatching.Control
@@ -22,8 +36,7 @@ _CORRELATION_ID_TYPES = (
 
 def sequence_problems(config: ModelConfig) -> Iterator[ServeError]:
     """Each error INVALID_ARG."""
-    for error in _problems(config.sequence_batching, config.name, config.max_batch_size):
-        yield error.at("sequence_batching", *error.path)
+    yield from within(_problems(config.sequence_batching, config.name, config.max_batch_size), "sequence_batching")
 
 
 def _problems(batching: Any, name: str, max_batch_size: int) -> Iterator[ServeError]:
@@ -32,13 +45,11 @@ def _problems(batching: Any, name: str, max_batch_size: int) -> Iterator[ServeEr
         # All kinds go through the same tensors: what is wrong with their names is said once.
         yield from _control_problems(kind, batching, name, found, of_names=kind == _BOOLEAN_KINDS[0])
         for index, control in found[:1]:
-            for error in _boolean_problems(control, name):
-                yield error.at("control_input", index)
+            yield from within(_boolean_problems(control, name), "control_input", index)
     found = []
     yield from _control_problems(_CONTROL.CONTROL_SEQUENCE_CORRID, batching, name, found)
     for index, control in found[:1]:
-        for error in _correlation_id_problems(control, name):
-            yield error.at("control_input", index)
+        yield from within(_correlation_id_problems(control, name), "control_input", index)
     if batching.HasField("oldest"):
         for size in batching.oldest.preferred_batch_size:
             if size <= 0:
@@ -108,3 +119,154 @@ def _correlation_id_problems(control: Any, name: str) -> Iterator[ServeError]:
             f"unexpected data type for control {kind} for {name}. Allowed data types are TYPE_UINT64, TYPE_INT64, "
             "TYPE_UINT32, TYPE_INT32 and TYPE_STRING"
         )
+
+
+_TYPE_INVALID = model_config_pb2.TYPE_INVALID
+_WILDCARD = -1
+
+
+def state_problems(config: ModelConfig) -> Iterator[ServeError]:
+    """Each error INVALID_ARG."""
+    taken = {tensor.name for tensor in config.input}
+    taken |= {control.name for control in config.sequence_batching.control_input}
+    outputs: set[str] = set()
+    for index, state in enumerate(config.sequence_batching.state):
+        errors = (*_name_problems(state, config, taken, outputs), *_state_problems(state))
+        yield from within(errors, "sequence_batching", "state", index)
+        taken.add(state.input_name)
+        outputs.add(state.output_name)
+
+
+def _name_problems(state: Any, config: ModelConfig, taken: set[str], outputs: set[str]) -> Iterator[ServeError]:
+    for field in ("input_name", "output_name"):
+        if not getattr(state, field):
+            yield invalid(f"sequence batching state must specify '{field}' for {config.name}").at(field)
+    if state.input_name and state.input_name in taken:
+        yield invalid(f"State input name '{state.input_name}' specified more than once.").at("input_name")
+    if state.output_name and state.output_name in outputs:
+        yield invalid(f"State output name '{state.output_name}' specified more than once.").at("output_name")
+    for output in config.output:
+        if output.name == state.output_name and output.data_type != state.data_type:
+            yield invalid(
+                f"state output '{state.output_name}' has another data type than the output of that name for "
+                f"{config.name}"
+            ).at("data_type")
+
+
+def _state_problems(state: Any) -> Iterator[ServeError]:
+    name = state.input_name
+    if state.data_type == _TYPE_INVALID:
+        yield invalid(f"state input '{name}' must specify 'data_type'").at("data_type")
+    if not all(dim >= 1 or dim == _WILDCARD for dim in state.dims):
+        yield invalid(
+            f"state input '{name}' dimension must be integer >= 1, or -1 to indicate a variable-size dimension"
+        ).at("dims")
+    if state.use_growable_memory and not state.use_same_buffer_for_input_output:
+        yield invalid(
+            "In order to 'use_growable_memory', you must also enable 'use_single_buffer' for state input name "
+            f"'{name}'."
+        ).at("use_growable_memory")
+    count = len(state.initial_state)
+    if count > 1:
+        yield invalid(
+            f"initial_state field for state input '{name}' must contain exactly one or zero element. Found '{count}' "
+            "elements."
+        ).at("initial_state")
+    for initial in state.initial_state[:1]:
+        yield from within(_initial_problems(initial, state), "initial_state", 0)
+
+
+def _initial_problems(initial: Any, state: Any) -> Iterator[ServeError]:
+    name = state.input_name
+    if initial.data_type != state.data_type:
+        yield invalid(
+            f"The data type used for 'initial_state' field of state '{name}' does not match the state data type."
+        ).at("data_type")
+    if not initial.name:
+        yield invalid(f"Field 'name' must be set when using initial_state for state input '{name}'.").at("name")
+    if len(initial.dims) != len(state.dims):
+        yield invalid(
+            "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
+            f"'{name}'. {len(initial.dims)} != {len(state.dims)}"
+        ).at("dims")
+    else:
+        yield from _dim_problems(initial, state)
+    source = initial.WhichOneof("state_data")
+    if source is None:
+        # Upstream's quotes are so.
+        yield invalid(f"initial_state setting expects state'{name}' to have state_data set")
+    elif source == "data_file" and not _is_inside(initial.data_file):
+        yield invalid(
+            f"initial_state of state input '{name}': '{initial.data_file}' is not the name of a file in the model's "
+            "folder 'initial_state'"
+        ).at("data_file")
+
+
+def _dim_problems(initial: Any, state: Any) -> Iterator[ServeError]:
+    name = state.input_name
+    for own, dim in zip(initial.dims, state.dims, strict=True):
+        if own == _WILDCARD:
+            error = invalid(f"'initial_state' field for state input name '{name}' contains variable dimensions.")
+            yield error.at("dims")
+            return
+        if own < 0:
+            yield invalid(f"'initial_state' dim for input name '{name}' must not be negative, got {own}").at("dims")
+            return
+        if dim not in (_WILDCARD, own):
+            text = f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. {own} != {dim}"
+            yield invalid(text).at("dims")
+            return
+
+
+def _is_inside(file: str) -> bool:
+    path = PurePosixPath(file)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+log = logging.getLogger("stubserve.repository")
+
+
+def check_initial_states(config: Any, model_dir: Path) -> None:
+    """Raises ServeError for the first file that is missing, too short, or not what it should be."""
+    raise_first(initial_state_problems(config, model_dir))
+
+
+def initial_state_problems(config: Any, model_dir: Path) -> Iterator[ServeError]:
+    """What is wrong with the files of a configuration that is right in itself."""
+    for index, state in enumerate(config.sequence_batching.state):
+        for initial in state.initial_state:
+            if initial.WhichOneof("state_data") != "data_file":
+                continue
+            try:
+                _check(config.name, state, initial, model_dir / FOLDER / initial.data_file)
+            except ServeError as error:
+                yield error.at("sequence_batching", "state", index, "initial_state", 0, "data_file")
+
+
+def _check(model: str, state: Any, initial: Any, path: Path) -> None:
+    elements = prod(initial.dims)
+    try:
+        size = path.stat().st_size
+        if state.data_type == BYTES:
+            if not holds_strings(path.read_bytes(), elements):
+                raise invalid(
+                    f"initial_state of state input '{state.input_name}': {initial.data_file} does not hold {elements} "
+                    "strings, each behind its length in 4 bytes"
+                )
+            return
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise internal(f"failed to open text file for read {path}: {error.strerror}") from None
+    expected = elements * BY_NUMBER[state.data_type].itemsize
+    if size < expected:
+        # Upstream has no space there.
+        raise invalid(
+            f"initial_state setting expects {expected} bytes, but the data provided from {initial.data_file}only has "
+            f"{size} bytes."
+        )
+    if size > expected:
+        log.warning(
+            "model '%s': the initial state of '%s' has %d bytes, and its file '%s' %d: the rest is not used",
+            model, state.input_name, expected, initial.data_file, size,
+        )  # fmt: skip

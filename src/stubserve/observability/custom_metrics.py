@@ -70,7 +70,6 @@ class MetricRegistry:
         self.sources: set[Callable[[], None]] = set()
 
     def families(self) -> list[Family]:
-        """The families as they are now."""
         for source in tuple(self.sources):
             source()
         return list(self._families.values())

@@ -57,7 +57,6 @@ class Exposition:
         return FamilyText(name, found[2], self._texts)
 
     def text(self) -> LongWork[str]:
-        """All that was collected."""
         lines: list[str] = []
         for wanted in _ORDER:
             for name, (kind, description, samples) in self._families.items():

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 
-from stubserve.observability.output import Output
+from stubserve.observability.output import OutputQueue
 
 # Where a disk is full and not full in turns, it is not said each time.
 _SAY_AGAIN_S = 60.0
@@ -27,7 +27,7 @@ class LogFile(logging.Handler):
     What is wrong with it goes to the standard error, by `output`.
     """
 
-    def __init__(self, path: str, output: Output) -> None:
+    def __init__(self, path: str, output: OutputQueue) -> None:
         super().__init__()
         self._path = path
         self._output = output

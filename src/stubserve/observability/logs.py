@@ -1,4 +1,10 @@
-"""The server's log, on stdout (info) and stderr (warnings and errors), or in a file; `log_lines` has its form.
+"""The server's log, on stdout (info) and stderr (warnings and errors), or in a file.
+
+A record is a line of upstream's form, with what belongs to it below, or a line of JSON. In
+`I1121 02:02:20.519482 21594 server.py:117] "message"` are level, date, time, pid, place, message. The message is quoted
+and escaped as JSON, unless the environment says TRITON_SERVER_ESCAPE_LOG_MESSAGES=0. One of several lines (a traceback)
+is not squeezed into one: its other lines follow, indented, so that nobody's text can look like a record of its own,
+and with what is not printable escaped. On a terminal there are colours in place of quotes.
 
 What is logged can be changed while the server runs (`LogSettings`). A part that filters at the source, as stubs do,
 watches it.
@@ -6,17 +12,94 @@ watches it.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 import os
+import re
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
-from stubserve.observability.last_errors import LastErrors
 from stubserve.observability.log_file import LogFile
-from stubserve.observability.log_lines import DEFAULT, ISO8601, LogFormatter
 from stubserve.observability.output import QueuedStream, output
 from stubserve.settings.groups import LoggingSettings
+
+DEFAULT, ISO8601, JSON = "default", "ISO8601", "json"
+
+_EVENT_LOOP = str(Path(asyncio.__file__).parent)
+_LETTERS = {logging.DEBUG: "I", logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
+_NAMES = {"I": "info", "W": "warning", "E": "error", "F": "fatal"}
+_INDENT = "\n    "
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+
+_RESET = "\x1b[0m"
+# Grey, yellow, red: the head of a line; and what of its message is coloured
+_HEAD_COLORS = {"I": "\x1b[2m", "W": "\x1b[33m", "E": "\x1b[1;31m", "F": "\x1b[1;31m"}
+_TEXT_COLORS = {"W": "\x1b[33m", "E": "\x1b[31m", "F": "\x1b[31m"}
+
+
+class LogFormatter(logging.Formatter):
+    """Formats records in one of the forms, which may change; `colored` is for a terminal."""
+
+    def __init__(self, colored: bool = False) -> None:
+        super().__init__()
+        self.form = DEFAULT
+        self._colored = colored
+        self._escape = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "1") != "0"
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + self.formatException(record.exc_info)
+        letter = _LETTERS.get(record.levelno, "I")
+        moment = time.gmtime(record.created)
+        microseconds = int(record.created % 1 * 1_000_000)
+        if self.form == JSON:
+            fields = {
+                "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', moment)}.{microseconds:06d}Z",
+                "level": _NAMES[letter],
+                "pid": record.process,
+                "place": _place(record),
+                "message": message,
+                # What a line says beside its message, for machines
+                **getattr(record, "fields", {}),
+            }
+            return json.dumps(fields, ensure_ascii=False)
+        if self.form == ISO8601:
+            stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', moment)} {letter}"
+        else:
+            stamp = f"{letter}{time.strftime('%m%d %H:%M:%S', moment)}.{microseconds:06d}"
+        head = f"{stamp} {record.process} {_place(record)}]"
+        if self._colored:
+            text = _indented(message, printable(message.partition("\n")[0]))
+            color = _TEXT_COLORS.get(letter, "")
+            return f"{_HEAD_COLORS[letter]}{head}{_RESET} {color}{text}{_RESET if color else ''}"
+        if not self._escape:
+            return f"{head} {message}"
+        quoted = json.dumps(message.partition("\n")[0], ensure_ascii=False)
+        return f"{head} {_indented(message, printable(quoted))}"
+
+
+def printable(text: str) -> str:
+    """The text, with what controls a terminal, or ends a line, escaped."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _indented(message: str, first: str) -> str:
+    """The first line of a message, as it is given, and the others below it."""
+    rest = message.rstrip("\n").split("\n")[1:]
+    return _INDENT.join([first, *(printable(line) for line in rest)])
+
+
+def _place(record: logging.LogRecord) -> str:
+    # What a compiled function logs would be said to come from the event loop: it has no frame that logging sees.
+    compiled = record.pathname.startswith(_EVENT_LOOP) and record.name.startswith("stubserve")
+    return record.name if compiled else f"{record.filename}:{record.lineno}"
+
 
 log = logging.getLogger("stubserve.log")
 
@@ -24,6 +107,36 @@ log = logging.getLogger("stubserve.log")
 FORMATS = (DEFAULT, ISO8601)
 # In the order of the stub's levels
 _SWITCHES = {logging.INFO: "log_info", logging.WARNING: "log_warning", logging.ERROR: "log_error"}
+# How many errors the status page shows, and how much of a text
+_LAST = 20
+_LENGTH = 8000
+
+
+class LastErrors(logging.Handler):
+    """Keeps the last errors for the status page, each as `{"time", "text", "count"}`; the same text again only counts.
+
+    `time` is seconds since 1970, of the last time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._last: deque[dict[str, float | str]] = deque(maxlen=_LAST)
+        self._plain = logging.Formatter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self._plain.format(record)[:_LENGTH]
+        except Exception:
+            return  # whoever writes the log says so
+        for known in self._last:
+            if known["text"] == text:
+                self._last.remove(known)
+                self._last.append({"time": record.created, "text": text, "count": float(known["count"]) + 1})
+                return
+        self._last.append({"time": record.created, "text": text, "count": 1})
+
+    def newest_first(self) -> list[dict[str, float | str]]:
+        return list(reversed(tuple(self._last)))
 
 
 class _BelowWarning(logging.Filter):

@@ -1,29 +1,56 @@
 """All metrics of a server, as one text.
 
-A server of many models has a long one: it is made in steps, model by model, so that requests go on meanwhile.
+Nothing here runs while requests do: a scrape reads what is counted anyway, so an idle server sleeps. Only distributions
+are counted for their own sake, where `--metrics-config` wants them (`inference.latencies`). A server of many models has
+a long text: it is made in steps, model by model, so that requests go on meanwhile. The dearest step is the memory of a
+stub, which the kernel is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 
+import psutil
+
+from stubserve.inference.latencies import FIRST_RESPONSE, Latencies
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.served_model import ServedModel
+from stubserve.inference.statistics import FAILURE_REASONS
 from stubserve.memory.server_memory import Memory
-from stubserve.observability import cache_metrics, machine_metrics, model_metrics, own_metrics, server_metrics
-from stubserve.observability.custom_metrics import GAUGE, MetricRegistry
-from stubserve.observability.exposition import Exposition
-from stubserve.observability.machine_metrics import MachineMetrics
-from stubserve.observability.server_metrics import Readings
+from stubserve.observability.custom_metrics import Labels, MetricRegistry
+from stubserve.observability.exposition import Exposition, FamilyText
+from stubserve.observability.families import FAMILIES
+from stubserve.response_cache.local import LocalStore
 from stubserve.response_cache.store import ResponseCache
 from stubserve.settings.groups import LatencySettings
 
-RESERVED = {
-    **model_metrics.FAMILIES,
-    **own_metrics.FAMILIES,
-    **server_metrics.FAMILIES,
-    **dict.fromkeys((*machine_metrics.FAMILIES, *cache_metrics.FAMILIES), GAUGE),
+# What is read of a model's statistics; nanoseconds become microseconds.
+_COUNTS = {
+    "nv_inference_count": "inference_count",
+    "nv_inference_exec_count": "execution_count",
 }
+_DURATIONS = {
+    "nv_inference_request_duration_us": "success_ns",
+    "nv_inference_queue_duration_us": "queue_ns",
+    "nv_inference_compute_input_duration_us": "compute_input_ns",
+    "nv_inference_compute_infer_duration_us": "compute_infer_ns",
+    "nv_inference_compute_output_duration_us": "compute_output_ns",
+}
+# Of models that use the response cache
+_CACHE_COUNTS = {
+    "nv_cache_num_hits_per_model": "cache_hit_count",
+    "nv_cache_num_misses_per_model": "cache_miss_count",
+    "nv_cache_hit_duration_per_model": "cache_hit_ns",
+    "nv_cache_miss_duration_per_model": "cache_miss_ns",
+}
+
+# Upper bounds of the sizes of batches
+_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_SERVING = ("ready", "asleep")
+
+# How to read what is counted of the server as a whole, by family
+Readings = Mapping[str, Callable[[], float]]
 
 
 class ServerMetrics:
@@ -54,13 +81,17 @@ class ServerMetrics:
         """The metrics of this moment."""
         exposition = Exposition()
         for model in tuple(self._models()):
-            model_metrics.expose(model, self._options, exposition)
-            own_metrics.expose_model(model, exposition)
+            self._expose_model(model, exposition)
+            _expose_instances(model, exposition)
             yield None
         if self._cache is not None and self._cache.local is not None and self._options.counter_latencies:
-            cache_metrics.expose(self._cache.local, exposition)
-        own_metrics.expose_memory(self._memory, exposition)
-        server_metrics.expose(self._readings, exposition)
+            _expose_cache(self._cache.local, exposition)
+        _family(exposition, "stubserve_arena_limit_bytes").sample((), self._memory.limit)
+        committed = _family(exposition, "stubserve_arena_committed_bytes")
+        for owner, nbytes in self._memory.held().items():
+            committed.sample((("owner", owner),), nbytes)
+        for name, read in self._readings.items():
+            _family(exposition, name).sample((), read())
         self._machine.expose(exposition)
         for family in self._custom.families():
             text = exposition.family(family.name, family.kind, family.description)
@@ -70,3 +101,127 @@ class ServerMetrics:
                 else:
                     text.histogram(series.labels, series.value, series.bounds, series.counts)
         return (yield from exposition.text())
+
+    def _expose_model(self, model: ServedModel, exposition: Exposition) -> None:
+        """Upstream's metrics of one model."""
+        names = _labels_of(model)
+        labels = _sorted(names)
+        statistics = model.statistics
+        _family(exposition, "nv_inference_request_success").sample(labels, statistics.success_count)
+        failures = _family(exposition, "nv_inference_request_failure")
+        for outcome, reason in FAILURE_REASONS.items():
+            failures.sample(_sorted({**names, "reason": reason}), statistics.failures[outcome])
+        wanted = dict(_COUNTS)
+        if self._options.counter_latencies:
+            # As upstream, all of the cache's goes with the latencies.
+            wanted |= {**_DURATIONS, **_CACHE_COUNTS} if statistics.cached else _DURATIONS
+        for name, attribute in wanted.items():
+            value = getattr(statistics, attribute)
+            _family(exposition, name).sample(labels, value // 1000 if attribute.endswith("_ns") else value)
+        _family(exposition, "nv_inference_pending_request_count").sample(labels, model.queued)
+        _family(exposition, "nv_model_load_duration_secs").sample(labels, model.load_seconds)
+        if model.latencies is not None:
+            self._expose_latencies(model.latencies, labels, exposition)
+
+    def _expose_latencies(self, latencies: Latencies, labels: Labels, exposition: Exposition) -> None:
+        first = latencies.first_response
+        if first is not None:
+            _family(exposition, FIRST_RESPONSE).histogram(labels, first.total, first.bounds, first.counts)
+        quantiles, now_s = self._options.quantiles, time.monotonic()
+        summaries = {f"nv_inference_{name}_summary_us": summary for name, summary in latencies.summaries.items()}
+        summaries |= {f"nv_cache_{name}_summary_per_model": one for name, one in latencies.cache_summaries.items()}
+        for name, summary in summaries.items():
+            values = zip(quantiles, summary.quantiles(quantiles, now_s), strict=True)
+            _family(exposition, name).summary(labels, summary.count, summary.total, values)
+
+
+def _family(exposition: Exposition, name: str) -> FamilyText:
+    return exposition.family(name, *FAMILIES[name])
+
+
+def _labels_of(model: ServedModel) -> dict[str, str]:
+    """The labels of a model's metrics: its name and version, its namespace, and the configuration's `metric_tags`."""
+    tags = {f"_{key}": value for key, value in model.config.metric_tags.items()}
+    place = {"namespace": model.namespace} if model.namespace else {}
+    return {**tags, **place, "model": model.name, "version": str(model.version)}
+
+
+def _sorted(labels: dict[str, str]) -> Labels:
+    """Labels in the order in which upstream prints them."""
+    return tuple(sorted(labels.items()))
+
+
+def _expose_instances(model: ServedModel, exposition: Exposition) -> None:
+    """The sizes of a model's batches, and its instances."""
+    names = _labels_of(model)
+    counts = [0] * (len(_BOUNDS) + 1)
+    total = 0
+    for size, executions in model.statistics.executions.items():
+        total += size * executions.count
+        place = next((index for index, bound in enumerate(_BOUNDS) if size <= bound), len(_BOUNDS))
+        counts[place] += executions.count
+    _family(exposition, "stubserve_batch_size").histogram(_sorted(names), total, _BOUNDS, counts)
+    for facts in model.instance_facts():
+        values = {
+            "ready": int(facts.state in _SERVING),
+            "failed": int(facts.state == "failed"),
+            "memory_bytes": facts.memory,
+            "arena_bytes": facts.arena,
+            "batches": facts.batches,
+            "requests": facts.requests,
+            "executing_seconds": round(facts.executing_s, 3),
+            "restarts_total": facts.restarts,
+        }
+        for name, value in values.items():
+            _family(exposition, f"stubserve_instance_{name}").sample(_sorted({**names, "instance": facts.name}), value)
+
+
+def _expose_cache(store: LocalStore, exposition: Exposition) -> None:
+    """The response cache as a whole, where it is this server's own (upstream's local cache has the same)."""
+    values = {
+        "nv_cache_util": store.used / store.limit,
+        "nv_cache_num_entries": len(store),
+        "nv_cache_num_hits": store.hits,
+        "nv_cache_num_misses": store.misses,
+        "nv_cache_num_lookups": store.hits + store.misses,
+        "nv_cache_num_evictions": store.evictions,
+    }
+    for name, value in values.items():
+        _family(exposition, name).sample((), value)
+
+
+class MachineMetrics:
+    """`interval_s` is the shortest time that the utilization is measured over; until it is over the last one counts."""
+
+    def __init__(self, interval_s: float, cpu: bool) -> None:
+        self._interval_s = interval_s
+        self._cpu = cpu
+        self._measured_at = time.monotonic()
+        self._times = _busy_and_total()
+        self._utilization = 0.0
+
+    def expose(self, exposition: Exposition) -> None:
+        """Adds the metrics: of the pinned memory pool, which does not exist here, and of CPU and memory if wanted."""
+        values: dict[str, float] = {"nv_pinned_memory_pool_total_bytes": 0, "nv_pinned_memory_pool_used_bytes": 0}
+        if self._cpu:
+            memory = psutil.virtual_memory()
+            values["nv_cpu_utilization"] = self._measure()
+            values["nv_cpu_memory_total_bytes"] = memory.total
+            values["nv_cpu_memory_used_bytes"] = memory.total - memory.available
+        for name, value in values.items():
+            _family(exposition, name).sample((), value)
+
+    def _measure(self) -> float:
+        now = time.monotonic()
+        if now - self._measured_at >= self._interval_s:
+            busy, total = _busy_and_total()
+            if total > self._times[1]:
+                self._utilization = (busy - self._times[0]) / (total - self._times[1])
+            self._measured_at, self._times = now, (busy, total)
+        return round(min(max(self._utilization, 0.0), 1.0), 6)
+
+
+def _busy_and_total() -> tuple[float, float]:
+    times = psutil.cpu_times()
+    total = sum(times[:8])  # what guests use is part of `user`
+    return total - times.idle - getattr(times, "iowait", 0.0), total

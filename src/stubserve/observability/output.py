@@ -34,7 +34,7 @@ SERVER = "the server"
 log = logging.getLogger("stubserve.log")
 
 
-class Output:
+class OutputQueue:
     """A queue of bytes for descriptors, and the thread that writes them. Safe on any thread."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Output:
 class QueuedStream:
     """One of the process's text streams, as a handler of `logging` has it: what it is given goes through a queue."""
 
-    def __init__(self, stream: TextIO, output: Output) -> None:
+    def __init__(self, stream: TextIO, output: OutputQueue) -> None:
         self._descriptor = stream.fileno()
         self._encoding = stream.encoding
         self._output = output
@@ -137,4 +137,4 @@ class QueuedStream:
 
 
 # There is one standard output, and one standard error.
-output = Output()
+output = OutputQueue()

@@ -1,4 +1,4 @@
-"""Traces on their way out of the event loop: a bounded queue, and the thread that writes them.
+"""Traces on their way out of the event loop: who samples them, a bounded queue, and the thread that writes them.
 
 The event loop only appends. What the thread writes to may be slow, full, or not there: when the queue is full, traces
 are dropped, and a line in the log says how many, once in a while.
@@ -8,19 +8,73 @@ from __future__ import annotations
 
 import collections
 import logging
+import re
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from stubserve.inference.trace import Trace
-from stubserve.observability.tracing import Tracer
+from stubserve.inference.trace import TENSOR_BYTES, Asking, Parent, Sampler, Trace
+from stubserve.settings.groups import TIMESTAMPS
 
 log = logging.getLogger("stubserve.tracing")
 
 _SAY_AGAIN_S = 60.0
 _CLOSE_S = 2.0
 _BYTES = 64 << 20
+
+TENSORS = "TENSORS"
+
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
+
+
+@dataclass(frozen=True)
+class TraceRules:
+    """What can change while the server runs. `levels` are of LEVELS; a `count` of -1 has no end."""
+
+    levels: tuple[str, ...] = ()
+    rate: int = 1000
+    count: int = -1
+    log_frequency: int = 0
+
+
+class Tracer(Sampler):
+    """Samples requests by one set of rules, and passes on their traces."""
+
+    def __init__(self, rules: TraceRules, destination: TraceQueue | None, spans: bool) -> None:
+        self.rules = rules
+        self.tensors = TENSORS in rules.levels
+        self.timestamps = TIMESTAMPS in rules.levels
+        # Spans have the names and shapes of tensors alone.
+        self.tensor_bytes = 0 if spans else TENSOR_BYTES
+        self.spans = spans
+        self._destination = destination
+        # How many requests are passed over before the next is traced
+        self._ahead = rules.rate
+        self.left = rules.count
+
+    def sample(self, call: Asking) -> Trace | None:
+        self._ahead -= 1
+        context = call.trace_context() if self.spans else None
+        if self._ahead and context is None:
+            return None
+        parent = parent_of(context)
+        wanted = not self._ahead
+        if wanted:
+            self._ahead = self.rules.rate
+            wanted = self.left != 0
+            if self.left > 0:
+                self.left -= 1
+        if not wanted and parent is None:
+            return None
+        model = call.model
+        return Trace(self, model.name, model.version, call.protocol, time.monotonic_ns(), parent=parent)
+
+    def collect(self, tree: Sequence[Trace]) -> None:
+        if self._destination is not None:
+            self._destination.put(tree, self)
+
 
 # The traces of a tree and who collected them; no traces where nothing more comes from that one
 Item = tuple[Sequence[Trace], Tracer]
@@ -153,3 +207,12 @@ def _nbytes(tree: Sequence[Trace]) -> int:
         if trace.error:
             nbytes += sys.getsizeof(trace.error)
     return nbytes
+
+
+def parent_of(text: str | None) -> Parent | None:
+    """The span that a `traceparent` names; None where it is not one that is valid."""
+    match = None if text is None else _TRACEPARENT.fullmatch(text)
+    if match is None:
+        return None
+    parent = Parent(int(match[1], 16), int(match[2], 16))
+    return parent if all(parent) else None

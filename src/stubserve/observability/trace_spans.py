@@ -4,6 +4,10 @@ OpenTelemetry's SDK takes 150 µs to make the spans of one request and put them 
 lock meanwhile: of every hundredth request that is a twelfth of what all of them take. Here a trace becomes a line of
 JSON, and the rest is done where nobody waits for it. A process that has ended costs the traces that it had, and the
 next ones start another.
+
+A client's request is a span `InferRequest`. Below it is one for its model, under the model's name, and below that
+`compute`, for the time in which it was executed. Requests that a model makes are below its `compute`, the steps of an
+ensemble below the ensemble. What happened at a moment is an event of its span, under upstream's name.
 """
 
 from __future__ import annotations
@@ -18,10 +22,19 @@ from collections.abc import Sequence
 import orjson
 
 from stubserve.inference.trace import Trace
-from stubserve.observability.span_record import SpanRecord
 from stubserve.observability.trace_file import timestamps
 from stubserve.observability.trace_queue import Item, TraceQueue
-from stubserve.settings.tracing import TracingSettings
+from stubserve.settings.groups import TracingSettings
+
+_COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
+_OUTER = ("HTTP_", "GRPC_", "INFER_RESPONSE")
+
+
+# A span as the process that exports it is told of it: its name, its id, that of the span above it (0 for none), from
+# when to when in nanoseconds of CLOCK_MONOTONIC, its events in order, its attributes
+SentSpan = tuple[str, int, int, tuple[int, int], list[tuple[str, int]], dict[str, str | int]]
+# A trace's id of 16 bytes in hexadecimal digits, its error, and its spans
+Record = tuple[str, str, list[SentSpan]]
 
 
 class SpanExport(TraceQueue):
@@ -47,7 +60,7 @@ class SpanExport(TraceQueue):
             process.kill()
             process.wait()
 
-    def _export(self, records: Sequence[SpanRecord]) -> bool:
+    def _export(self, records: Sequence[Record]) -> bool:
         """Whether the collector has them. Raises OSError if nobody can say."""
         process = self._process
         if self._over:
@@ -60,7 +73,7 @@ class SpanExport(TraceQueue):
         offset_ns = time.time_ns() - time.monotonic_ns()
         answer = b""
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(orjson.dumps([offset_ns, list(map(tuple, records))]) + b"\n")
+            process.stdin.write(orjson.dumps([offset_ns, records]) + b"\n")
             process.stdin.flush()
             answer = process.stdout.readline()
         if not answer:
@@ -77,29 +90,36 @@ class SpanExport(TraceQueue):
         return subprocess.Popen([*command, self._settings.url, resource], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def _record(trace: Trace) -> SpanRecord:
-    first, last = trace.request_start_ns or trace.begun_ns, trace.sent_ns or trace.answered_ns or trace.begun_ns
-    return SpanRecord(
-        trace.number,
-        trace.parent,
-        trace.model,
-        trace.version,
-        trace.request_id,
-        trace.error,
-        trace.batch,
-        trace.batch_size,
-        trace.instance,
-        f"{trace.trace_id:032x}",
-        trace.parent_span,
-        trace.outer_span,
-        trace.span,
-        trace.compute_span,
-        (first, last),
-        (trace.begun_ns, trace.answered_ns or last),
-        (trace.compute_start_ns, trace.compute_end_ns or trace.answered_ns or last),
-        timestamps(trace),
-        _tensors(trace),
-    )
+def _record(trace: Trace) -> Record:
+    last = trace.sent_ns or trace.answered_ns or trace.begun_ns
+    answered = trace.answered_ns or last
+    events = timestamps(trace)
+    spans: list[SentSpan] = []
+    if trace.outer_span:
+        kept = [event for event in events if event[0].startswith(_OUTER)]
+        times = (trace.request_start_ns or trace.begun_ns, last)
+        spans.append(("InferRequest", trace.outer_span, trace.parent_span, times, kept, {}))
+    told: dict[str, str | int] = {
+        "triton.model_name": trace.model,
+        "triton.model_version": trace.version,
+        "triton.trace_id": trace.number,
+        "triton.trace_parent_id": trace.parent,
+        "triton.request_id": trace.request_id,
+        **_tensors(trace),
+    }
+    kept = [event for event in events if event[0] not in _COMPUTE and not event[0].startswith(_OUTER)]
+    above = trace.outer_span or trace.parent_span
+    spans.append((trace.model, trace.span, above, (trace.begun_ns, answered), kept, told))
+    if trace.compute_start_ns:
+        told = {
+            "stubserve.batch.id": trace.batch,
+            "stubserve.batch.size": trace.batch_size,
+            "stubserve.instance": trace.instance,
+        }
+        kept = [event for event in events if event[0] in _COMPUTE]
+        times = (trace.compute_start_ns, trace.compute_end_ns or answered)
+        spans.append(("compute", trace.compute_span, trace.span, times, kept, told))
+    return f"{trace.trace_id:032x}", trace.error, spans
 
 
 def _tensors(trace: Trace) -> dict[str, str]:

@@ -9,86 +9,22 @@ Where tracing is off, or can come to nothing, a model has no sampler, and its re
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from stubserve.inference.trace import TENSOR_BYTES, Asking, ModelTracing, Parent, Sampler, Trace
-from stubserve.settings.tracing import OPENTELEMETRY, TIMESTAMPS, TracingSettings
+from stubserve.inference.trace import ModelTracing
+from stubserve.observability.trace_queue import TENSORS, TraceQueue, Tracer, TraceRules
+from stubserve.settings.groups import OPENTELEMETRY, TIMESTAMPS, TracingSettings
 
-TENSORS, OFF = "TENSORS", "OFF"
+OFF = "OFF"
 LEVELS = (TIMESTAMPS, TENSORS)
-
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
-
-
-@dataclass(frozen=True)
-class TraceRules:
-    """What can change while the server runs. `levels` are of LEVELS; a `count` of -1 has no end."""
-
-    levels: tuple[str, ...] = ()
-    rate: int = 1000
-    count: int = -1
-    log_frequency: int = 0
-
-
-class Destination(Protocol):
-    """Where trees of traces go. Nothing here waits or raises, on any thread."""
-
-    # How many traces were lost, ever
-    dropped: int
-
-    def put(self, tree: Sequence[Trace], tracer: Tracer) -> None: ...
-
-    def retire(self, tracer: Tracer) -> None:
-        """Nothing more comes from this one."""
-
-    def close(self) -> None:
-        """Writes what is there, for two seconds at most."""
-
-
-class Tracer(Sampler):
-    """Samples requests by one set of rules, and passes on their traces."""
-
-    def __init__(self, rules: TraceRules, destination: Destination, spans: bool) -> None:
-        self.rules = rules
-        self.tensors = TENSORS in rules.levels
-        self.timestamps = TIMESTAMPS in rules.levels
-        # Spans have the names and shapes of tensors alone.
-        self.tensor_bytes = 0 if spans else TENSOR_BYTES
-        self.spans = spans
-        self._destination = destination
-        # How many requests are passed over before the next is traced
-        self._ahead = rules.rate
-        self.left = rules.count
-
-    def sample(self, call: Asking) -> Trace | None:
-        self._ahead -= 1
-        context = call.trace_context() if self.spans else None
-        if self._ahead and context is None:
-            return None
-        parent = parent_of(context)
-        wanted = not self._ahead
-        if wanted:
-            self._ahead = self.rules.rate
-            wanted = self.left != 0
-            if self.left > 0:
-                self.left -= 1
-        if not wanted and parent is None:
-            return None
-        model = call.model
-        return Trace(self, model.name, model.version, call.protocol, time.monotonic_ns(), parent=parent)
-
-    def collect(self, tree: Sequence[Trace]) -> None:
-        self._destination.put(tree, self)
 
 
 class Tracing:
     """The tracing of a server. `destination` is None where the command line names none."""
 
-    def __init__(self, settings: TracingSettings, destination: Destination | None) -> None:
+    def __init__(self, settings: TracingSettings, destination: TraceQueue | None) -> None:
         self._settings = settings
         self._destination = destination
         levels = tuple(level for level in LEVELS if level in settings.levels)
@@ -171,32 +107,8 @@ class Tracing:
             tracing.sampler = tracer if works else None
 
     def _make(self, rules: TraceRules) -> Tracer:
-        return Tracer(rules, self._destination or _Nowhere(), self._settings.mode == OPENTELEMETRY)
+        return Tracer(rules, self._destination, self._settings.mode == OPENTELEMETRY)
 
     def _retire(self, tracer: Tracer) -> None:
         if self._destination is not None:
             self._destination.retire(tracer)
-
-
-class _Nowhere:
-    """The destination of what nobody wants."""
-
-    dropped = 0
-
-    def put(self, tree: Sequence[Trace], tracer: Tracer) -> None:
-        pass
-
-    def retire(self, tracer: Tracer) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def parent_of(text: str | None) -> Parent | None:
-    """The span that a `traceparent` names; None where it is not one that is valid."""
-    match = None if text is None else _TRACEPARENT.fullmatch(text)
-    if match is None:
-        return None
-    parent = Parent(int(match[1], 16), int(match[2], 16))
-    return parent if all(parent) else None

@@ -7,20 +7,20 @@ folder is of the model that it was made for: it goes with it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stubserve.errors import internal, invalid, raise_first
 from stubserve.model_config.complete import gpu_groups, normalise, without_instances
-from stubserve.model_config.parse import parse_json, parse_text
+from stubserve.model_config.parse import kept, kept_templates, parse_json, parse_text
 from stubserve.model_config.proto import ModelConfig
-from stubserve.model_config.templates import kept, kept_templates
 from stubserve.model_config.validate import validate_directory_name, validate_model
 from stubserve.model_config.validate_io import io_problems
 from stubserve.repository.contents import Contents, contents_of
@@ -151,13 +151,9 @@ def make_candidate(
     """A model made of `files`, by path in the model's folder. Raises ServeError; then nothing is left of them."""
     if override is None:
         raise invalid("Load parameter 'config' must be specified for model file override")
-    home = Path(tempfile.mkdtemp(prefix="stubserve-model-"))
-    try:
+    with _new_home() as home:
         _write(home, files)
         return read_candidate(ModelFolder(name, home, home.parent), settings, override)
-    except BaseException:
-        shutil.rmtree(home, ignore_errors=True)
-        raise
 
 
 def copy_candidate(served: Candidate, settings: RepositorySettings) -> Candidate:
@@ -165,10 +161,17 @@ def copy_candidate(served: Candidate, settings: RepositorySettings) -> Candidate
 
     Raises ServeError, or OSError; then nothing is left.
     """
-    home = Path(tempfile.mkdtemp(prefix="stubserve-model-"))
-    try:
+    with _new_home() as home:
         shutil.copytree(served.folder.path, home, dirs_exist_ok=True)
         return read_candidate(ModelFolder(served.folder.name, home, home.parent), settings, served.override)
+
+
+@contextlib.contextmanager
+def _new_home() -> Iterator[Path]:
+    """A folder for one load, which goes where that cannot be made of it."""
+    home = Path(tempfile.mkdtemp(prefix="stubserve-model-"))
+    try:
+        yield home
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise

@@ -69,7 +69,6 @@ class ModelFolder:
 
 
 def name_of(key: str, namespacing: bool) -> str:
-    """The name in a model's key."""
     return key.rpartition(BETWEEN)[2] if namespacing else key
 
 

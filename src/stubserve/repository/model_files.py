@@ -46,7 +46,6 @@ class ModelFile:
 
     @property
     def wheel(self) -> str:
-        """The package's name and version."""
         return self.package.partition(" ")[0].replace("==", " ")
 
 

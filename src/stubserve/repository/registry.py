@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,16 +64,11 @@ class Registry:
         self._found: dict[tuple[str, str], ServedModel] = {}
 
     def entry(self, name: str) -> ModelEntry:
-        """The model's entry, made if it is not there."""
         return self.models.setdefault(name, ModelEntry(name_of(name, self._namespacing)))
 
     def resolve(self, name: str, namespace: str = "") -> str:
         """The key of the model that a name means within a namespace; the name itself where it means none."""
-        if not self._namespacing:
-            return name
-        own = key_of(namespace, name)
-        keys = self.keys(name)
-        return own if own in keys else keys[0] if len(keys) == 1 else name
+        return meant(name, namespace, self.keys(name)) if self._namespacing else name
 
     def keys(self, name: str) -> list[str]:
         """The keys of all models of a name that are known."""
@@ -105,7 +100,6 @@ class Registry:
             self.forget(name)
 
     def forget(self, name: str) -> None:
-        """Forgets a model."""
         self._found.clear()
         self.models.pop(name, None)
 
@@ -175,7 +169,6 @@ class Registry:
         ]
 
     def ready_versions(self, name: str) -> list[int]:
-        """The ready versions of a model, ascending."""
         entry = self.models.get(name)
         return sorted(one.version for one in entry.versions.values() if one.model) if entry else []
 
@@ -223,10 +216,15 @@ class Namespace:
         self._namespace = namespace
 
     def find(self, name: str, version: str) -> ServedModel:
-        """As `Registry.find`."""
         return self._registry.find(self._registry.resolve(name, self._namespace), version)
 
 
 def key_of(namespace: str, name: str) -> str:
     """How a model is kept apart from others; its name where there are no namespaces."""
     return f"{namespace}{BETWEEN}{name}" if namespace else name
+
+
+def meant(name: str, namespace: str, keys: Sequence[str]) -> str:
+    """The key that a name means within a namespace, of those that have it: the own one, or the only one elsewhere."""
+    own = key_of(namespace, name)
+    return own if own in keys else keys[0] if len(keys) == 1 else name

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from stubserve.errors import Code, ServeError, internal, invalid
+from stubserve.model_config.validate_ensemble import members_of
 from stubserve.repository import folder as disk
 from stubserve.repository.daemon_threads import in_daemon_thread
-from stubserve.repository.folder import BETWEEN, ModelFolder, Survey, check_model_name
-from stubserve.repository.registry import key_of
+from stubserve.repository.folder import BETWEEN, ModelFolder, Survey, check_model_name, read_config
+from stubserve.repository.registry import key_of, meant
 from stubserve.settings.groups import RepositorySettings
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Repositories:
                 raise internal(f"failed to stat file {repository}: repository path is not a valid directory")
         if self._settings.remotes:
             # Imported only where there is one.
-            from stubserve.repository.cloud.opening import open_mirror
+            from stubserve.repository.cloud.mirror import open_mirror
 
             for address in self._settings.remotes:
                 mirror = open_mirror(address, self._settings.remote_cache)
@@ -83,7 +84,6 @@ class Repositories:
                 mirror.names()
 
     def close(self) -> None:
-        """Removes the copies."""
         for mirror in self._mirrors.values():
             mirror.close()
 
@@ -140,11 +140,19 @@ class Repositories:
 
     def member(self, name: str, namespace: str) -> str:
         """The model that an ensemble of a namespace means by a name."""
-        if not self._namespacing:
-            return name
-        own = key_of(namespace, name)
-        keys = self.keys(name)
-        return own if own in keys else keys[0] if len(keys) == 1 else name
+        return meant(name, namespace, self.keys(name)) if self._namespacing else name
+
+    def members(self, key: str) -> Collection[str]:
+        """The members of an ensemble; none for anything else. What is wrong with it is for its load to tell."""
+        try:
+            folder = self.locate(key)
+            config = read_config(folder, self._settings.config_name)
+        except ServeError:
+            return ()
+        return [] if config is None else [self.member(name, folder.namespace) for name in members_of(config)]
+
+    def needs(self, keys: Collection[str]) -> dict[str, Collection[str]]:
+        return {key: self.members(key) for key in keys}
 
     def names(self) -> dict[str, bool]:
         """The names in all repositories, and whether each means a model that can be served. Raises as `survey`."""

@@ -21,8 +21,7 @@ from stubserve.connections.listening import BACKLOG, explained, listen
 from stubserve.errors import ServeError
 from stubserve.http.access import Cors
 from stubserve.http.shared import Connections
-from stubserve.model_config.metadata import model_metadata
-from stubserve.model_config.render import render_json
+from stubserve.model_config.render import model_metadata, render_json
 from stubserve.server.fronts import (
     GrpcTransport,
     HttpServer,
@@ -61,8 +60,6 @@ class Ports:
         self._stopping_grpc: asyncio.Task[None] | None = None
         self._log_requests_if_verbose()
         server.log_settings.watchers.add(self._log_requests_if_verbose)
-
-    # The start
 
     async def open(self) -> None:
         """Binds all ports; gRPC is served from now on, unless its port is shared. Raises CannotServe."""
@@ -160,8 +157,6 @@ class Ports:
     def _port(self, name: str) -> int:
         port: int = self._http[name][1].getsockname()[1]
         return port
-
-    # The end
 
     def begin_drain(self) -> None:
         """The requests over HTTP that are under way now are those that `drain` waits for."""

@@ -13,6 +13,7 @@ import signal
 import termios
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import uvloop
 
@@ -25,7 +26,6 @@ from stubserve.instances.confinement import ConfinementError
 from stubserve.memory import malloc
 from stubserve.observability.output import output
 from stubserve.repository.given_path import advice_for, servable
-from stubserve.server import orphans
 from stubserve.server.ports import CannotServe, Ports
 from stubserve.server.server import Server
 from stubserve.server.service_manager import ServiceManager
@@ -53,7 +53,7 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
         manager = ServiceManager()
         manager.watch()
         signals = Stopping(at_once)
-        reaping = asyncio.create_task(orphans.reap()) if os.getpid() == 1 else None
+        reaping = asyncio.create_task(_reap_orphans()) if os.getpid() == 1 else None
         ports.serve()
     except CannotServe as error:
         log.error("%s", error)
@@ -216,3 +216,38 @@ def _raise_descriptor_limit() -> None:
     if soft < hard:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+_LOOK_S = 5.0
+
+
+async def _reap_orphans() -> None:
+    """Reaps children that no other code waits for, where the server is the first process of a container.
+
+    What a model has started and outlives its parent becomes a child of that process, and stays in the table of
+    processes when it is dead until somebody has asked for its end. The server's own children are asked for at once by
+    whoever started them; so a dead child that is still there at the second look is nobody's.
+    """
+    seen: set[int] = set()
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        dead = dead_children()
+        for pid in dead & seen:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222
+        seen = dead
+
+
+def dead_children() -> set[int]:
+    """The children of this process that have ended and that nobody has waited for."""
+    found = set()
+    own = str(os.getpid())
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            except (OSError, ValueError):
+                continue
+            if state == "Z" and parent == own:
+                found.add(int(entry.name))
+    return found

@@ -28,19 +28,19 @@ from stubserve.loading.loader import Loader
 from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.server_memory import Memory
 from stubserve.memory.system_pressure import MemoryPressure
-from stubserve.observability import logs, server_metrics
+from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
-from stubserve.observability.machine_metrics import MachineMetrics
-from stubserve.observability.metrics import RESERVED, ServerMetrics
+from stubserve.observability.families import RESERVED
+from stubserve.observability.metrics import MachineMetrics, Readings, ServerMetrics
 from stubserve.observability.trace_file import TraceFile
+from stubserve.observability.trace_queue import TraceQueue
 from stubserve.observability.trace_spans import SpanExport
-from stubserve.observability.tracing import Destination, Tracing
+from stubserve.observability.tracing import Tracing
 from stubserve.repository.folder import list_names
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.response_cache.factory import create_cache
 from stubserve.schedulers.rate_limiter import create_limiter
-from stubserve.settings.groups import EXPLICIT, NONE, POLL, Settings
-from stubserve.settings.tracing import OPENTELEMETRY, TracingSettings
+from stubserve.settings.groups import EXPLICIT, NONE, OPENTELEMETRY, POLL, Settings, TracingSettings
 
 log = logging.getLogger("stubserve.server")
 
@@ -160,7 +160,6 @@ class Server:
         return self._registry.serving()
 
     def leaving(self) -> list[ServedModel]:
-        """What serves no longer, and is not gone yet."""
         return self._control.leaving()
 
     @property
@@ -210,16 +209,16 @@ class Server:
                     return False
         return True
 
-    def _readings(self) -> server_metrics.Readings:
+    def _readings(self) -> Readings:
         """What is counted of the server as a whole."""
         tokens = self.tokens
         return {
-            server_metrics.PRESSURE: lambda: float(self._memory_pressure.is_high),
-            server_metrics.SHED: lambda: self._shed,
-            server_metrics.TRACES_LOST: lambda: self.tracing.lost,
-            server_metrics.LOG_LINES_LOST: self.log_settings.lines_lost,
-            server_metrics.TOKEN_READS: lambda: 0 if tokens is None else tokens.epoch - 1,
-            server_metrics.TOKEN_FAILURES: lambda: 0 if tokens is None else tokens.failures,
+            "stubserve_memory_pressure": lambda: float(self._memory_pressure.is_high),
+            "stubserve_requests_shed_total": lambda: self._shed,
+            "stubserve_traces_lost_total": lambda: self.tracing.lost,
+            "stubserve_log_lines_lost_total": self.log_settings.lines_lost,
+            "stubserve_token_file_reads_total": lambda: 0 if tokens is None else tokens.epoch - 1,
+            "stubserve_token_file_failures_total": lambda: 0 if tokens is None else tokens.failures,
         }
 
     def _make_room(self) -> bool:
@@ -268,7 +267,7 @@ def _check_debugged(settings: Settings) -> None:
             raise invalid(f"--debug-model={name}: there is no model of that name{meant}")
 
 
-def _trace_destination(settings: TracingSettings) -> Destination | None:
+def _trace_destination(settings: TracingSettings) -> TraceQueue | None:
     """Where traces go."""
     if settings.mode == OPENTELEMETRY:
         return SpanExport(settings)

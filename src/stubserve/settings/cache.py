@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stubserve.errors import UsageError
+
 LOCAL, REDIS = "local", "redis"
 
 _LOCAL_OPTIONS = frozenset(("size", "coalesce"))
@@ -26,10 +28,6 @@ _TRUE = {"true": True, "on": True, "1": True, "false": False, "off": False, "0":
 # As upstream's client of Redis has them
 USER_VARIABLE, PASSWORD_VARIABLE = "TRITONCACHE_REDIS_USERNAME", "TRITONCACHE_REDIS_PASSWORD"
 _LEAST_BYTES = 1024
-
-
-class CacheSettingsError(ValueError):
-    """The cache's settings are wrong; the text says how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +68,25 @@ class CacheSettings:
 
     @property
     def local_bytes(self) -> int:
-        """How much a local cache may keep. Raises CacheSettingsError."""
+        """How much a local cache may keep. Raises UsageError."""
         if self.byte_size:
             return self.byte_size
         text = self._options().get("size", "")
         size = _SIZE.fullmatch(text)
         if size is None:
-            raise CacheSettingsError("Failed to initialize LocalCache: config didn't contain a valid 'size' field.")
+            raise UsageError("Failed to initialize LocalCache: config didn't contain a valid 'size' field.")
         nbytes = int(size[1]) << _SHIFTS[size[2].upper()]
         if nbytes < _LEAST_BYTES:
-            raise CacheSettingsError(f"Failed to initialize LocalCache: a size of {text} bytes holds no answer")
+            raise UsageError(f"Failed to initialize LocalCache: a size of {text} bytes holds no answer")
         return nbytes
 
     @property
     def redis(self) -> RedisSettings:
-        """How to reach Redis. Raises CacheSettingsError."""
+        """How to reach Redis. Raises UsageError."""
         options = self._options()
         for required in ("host", "port"):
             if not options.get(required):
-                raise CacheSettingsError(f"--cache-config=redis,... needs '{required}', as redis,{required}=...")
+                raise UsageError(f"--cache-config=redis,... needs '{required}', as redis,{required}=...")
         return RedisSettings(
             options["host"],
             _number(options, "port", 1, 65535, 0),
@@ -109,30 +107,26 @@ class CacheSettings:
 
     @property
     def coalesces(self) -> bool:
-        """Whether equal requests at the same time are computed once. Raises CacheSettingsError."""
+        """Whether equal requests at the same time are computed once. Raises UsageError."""
         return _switch(self._options(), "coalesce")
 
     def check(self) -> None:
-        """Raises CacheSettingsError."""
+        """Raises UsageError."""
         if self.byte_size and self.config:
-            raise CacheSettingsError(
+            raise UsageError(
                 "Error: Incompatible flags --response-cache-byte-size and --cache-config both provided. Please provide "
                 "one or the other."
             )
         names = dict.fromkeys(name for name, _ in self.config)
         if len(names) > 1:
-            raise CacheSettingsError(
-                "found multiple cache configurations, but only a single cache is currently supported"
-            )
+            raise UsageError("found multiple cache configurations, but only a single cache is currently supported")
         for name in names:
             if name not in _OPTIONS:
-                raise CacheSettingsError(f"--cache-config: there is no cache '{name}'; there are local and redis")
+                raise UsageError(f"--cache-config: there is no cache '{name}'; there are local and redis")
             for option in self._options():
                 if option not in _OPTIONS[name]:
                     known = ", ".join(sorted(_OPTIONS[name]))
-                    raise CacheSettingsError(
-                        f"--cache-config: the {name} cache has no setting '{option}'; it has {known}"
-                    )
+                    raise UsageError(f"--cache-config: the {name} cache has no setting '{option}'; it has {known}")
         if self.name == LOCAL:
             _ = self.local_bytes, self.coalesces
         elif self.name == REDIS:
@@ -143,13 +137,11 @@ class CacheSettings:
 
 
 def parse_cache_config(text: str) -> tuple[str, dict[str, str]]:
-    """`<cache name>,<setting>=<value>` with as many settings as you like. Raises CacheSettingsError."""
+    """`<cache name>,<setting>=<value>` with as many settings as you like. Raises UsageError."""
     name, comma, rest = text.partition(",")
     assignments = [one.partition("=") for one in _SEPARATOR.split(rest)] if comma else []
-    if not name or "=" in name or not all(setting and equals and value for setting, equals, value in assignments):
-        raise CacheSettingsError(f"--cache-config option format is '<cache name>,<setting>=<value>'. Got {text}")
-    if not assignments:
-        raise CacheSettingsError(f"--cache-config option format is '<cache name>,<setting>=<value>'. Got {text}")
+    if not name or "=" in name or not assignments or not all(map(all, assignments)):
+        raise UsageError(f"--cache-config option format is '<cache name>,<setting>=<value>'. Got {text}")
     return name, {setting: value for setting, _, value in assignments}
 
 
@@ -158,7 +150,7 @@ def _number(options: Mapping[str, str], name: str, least: int, most: int, defaul
     if text is None:
         return default
     if not text.isdecimal() or not least <= int(text) <= most:
-        raise CacheSettingsError(f"--cache-config: '{name}' is a number from {least} to {most}. Got {text}")
+        raise UsageError(f"--cache-config: '{name}' is a number from {least} to {most}. Got {text}")
     return int(text)
 
 
@@ -170,5 +162,5 @@ def _milliseconds(options: Mapping[str, str], name: str, default: int) -> float:
 def _switch(options: Mapping[str, str], name: str) -> bool:
     text = options.get(name, "false").lower()
     if text not in _TRUE:
-        raise CacheSettingsError(f"--cache-config: '{name}' is true or false. Got {text}")
+        raise UsageError(f"--cache-config: '{name}' is true or false. Got {text}")
     return _TRUE[text]

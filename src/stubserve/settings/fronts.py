@@ -30,14 +30,20 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class TlsSettings:
-    """What a protocol is told of TLS."""
+class FrontSettings:
+    """What HTTP and gRPC are told alike."""
 
     use_ssl: bool = False
     use_ssl_mutual: bool = False
     server_cert: str = ""
     server_key: str = ""
     root_cert: str = ""
+    allow: bool = True
+    address: str = "0.0.0.0"
+    port: int = 8000
+    reuse_port: bool = False
+    header_forward_pattern: str = ""
+    restrictions: tuple[Restricted, ...] = ()
 
     @property
     def tls(self) -> Tls | None:
@@ -46,46 +52,33 @@ class TlsSettings:
             return None
         return Tls(self.server_cert, self.server_key, self.root_cert, self.use_ssl_mutual)
 
+    @property
+    def restricted(self) -> dict[str, tuple[str, str]]:
+        """All `restrictions` together: kind -> (header, value) that requests must have, or (key, value) in metadata."""
+        return {kind: required for group in self.restrictions for kind, required in group.items()}
+
 
 @dataclass(frozen=True, slots=True)
-class HttpSettings(TlsSettings):
+class HttpSettings(FrontSettings):
     """How HTTP is served."""
 
-    allow: bool = True
-    address: str = "0.0.0.0"
-    port: int = 8000
-    reuse_port: bool = False
     max_input_size: int = 64 << 20
-    header_forward_pattern: str = ""
-    # Origins of pages that may ask, * for all
     cors_origins: tuple[str, ...] = ()
-    restricted_apis: tuple[Restricted, ...] = ()
     # Whether there is a page to try models on; None: where nobody but this machine can reach it
     try_page: bool | None = None
 
     @property
     def shows_try_page(self) -> bool:
-        """Whether there is a page to try models on."""
         if self.try_page is not None:
             return self.try_page
         return self.address == "localhost" or self.address == "::1" or self.address.startswith("127.")
 
-    @property
-    def restricted(self) -> dict[str, tuple[str, str]]:
-        """All of --http-restricted-api together: kind -> (header, value) that requests must have."""
-        return {kind: required for group in self.restricted_apis for kind, required in group.items()}
-
 
 @dataclass(frozen=True, slots=True)
-class GrpcSettings(TlsSettings):
+class GrpcSettings(FrontSettings):
     """How gRPC is served. Times are in milliseconds, None for without limit."""
 
-    allow: bool = True
-    address: str = "0.0.0.0"
     port: int = 8001
-    reuse_port: bool = False
-    header_forward_pattern: str = ""
-    restricted_protocols: tuple[Restricted, ...] = ()
     transport: str = "native"
     compression_level: str = "none"
     keepalive_time: int = 7_200_000
@@ -96,11 +89,6 @@ class GrpcSettings(TlsSettings):
     max_ping_strikes: int = 2
     max_connection_age: int | None = None
     max_connection_age_grace: int | None = None
-
-    @property
-    def restricted(self) -> dict[str, tuple[str, str]]:
-        """All of --grpc-restricted-protocol together: kind -> (key, value) that metadata must have."""
-        return {kind: required for group in self.restricted_protocols for kind, required in group.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """The operator's settings, in groups: each part of the server gets its own group and sees no other.
 
-Sizes are in bytes and times in seconds where a name does not say otherwise. `flags` makes these of a command line.
+Sizes are in bytes and times in seconds where a name does not say otherwise. `flags` makes these of a command line; what
+a field means is in the help of its flag (`flags/table.py`), and here only what that does not say.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +16,92 @@ import psutil
 
 from stubserve.settings.cache import CacheSettings
 from stubserve.settings.fronts import GrpcSettings, HttpSettings, SageMakerSettings, VertexSettings
-from stubserve.settings.tracing import TracingSettings
+
+# Forms of traces; and the level that has the times of a request
+TRITON, OPENTELEMETRY = "triton", "opentelemetry"
+TIMESTAMPS = "TIMESTAMPS"
+
+
+@dataclass(frozen=True, slots=True)
+class TracingSettings:
+    """What is traced, and where to. `config` has (mode or "" for all, setting, value): all of --trace-config together.
+
+    The other flags about tracing are older words for some of these settings.
+    """
+
+    config: tuple[tuple[str, str, str], ...] = ()
+
+    def value(self, mode: str, setting: str, default: str) -> str:
+        """The last value of a setting."""
+        values = [value for one, name, value in self.config if (one, name) == (mode, setting)]
+        return values[-1] if values else default
+
+    @property
+    def mode(self) -> str:
+        return self.value("", "mode", TRITON)
+
+    @property
+    def levels(self) -> frozenset[str]:
+        """What is kept of a request: TIMESTAMPS, TENSORS. A level of OFF takes back those before it."""
+        found: set[str] = set()
+        for mode, name, value in self.config:
+            if (mode, name) == ("", "level"):
+                found = set() if value == "OFF" else found | {TIMESTAMPS if value in ("MIN", "MAX") else value}
+        return frozenset(found)
+
+    @property
+    def rate(self) -> int:
+        return int(self.value("", "rate", "1000"))
+
+    @property
+    def count(self) -> int:
+        return int(self.value("", "count", "-1"))
+
+    @property
+    def file(self) -> str:
+        return self.value(TRITON, "file", "")
+
+    @property
+    def log_frequency(self) -> int:
+        return int(self.value(TRITON, "log-frequency", "0"))
+
+    @property
+    def url(self) -> str:
+        return self.value(OPENTELEMETRY, "url", "http://localhost:4318/v1/traces")
+
+    @property
+    def resource(self) -> dict[str, str]:
+        """What spans say of the server."""
+        texts = [text for mode, name, text in self.config if (mode, name) == (OPENTELEMETRY, "resource")]
+        return {name: value for name, _, value in (text.partition("=") for text in texts)}
+
+    @property
+    def max_queue_size(self) -> int:
+        return self._bsp("max_queue_size", "2048")
+
+    @property
+    def schedule_delay_ms(self) -> int:
+        return self._bsp("schedule_delay", "5000")
+
+    @property
+    def max_export_batch_size(self) -> int:
+        return self._bsp("max_export_batch_size", "512")
+
+    def options(self) -> dict[str, str]:
+        """The settings of OpenTelemetry, under the names that the protocols show."""
+        resource = {"service.name": "triton-inference-server", **self.resource}
+        return {
+            "url": self.url,
+            "resource": ",".join(f"{name}={value}" for name, value in resource.items()),
+            "bsp_max_export_batch_size": str(self.max_export_batch_size),
+            "bsp_schedule_delay": str(self.schedule_delay_ms),
+            "bsp_max_queue_size": str(self.max_queue_size),
+        }
+
+    def _bsp(self, name: str, default: str) -> int:
+        default = os.environ.get(f"OTEL_BSP_{name.upper()}", default)
+        return int(self.value(OPENTELEMETRY, f"bsp_{name}", default))
+
 
 # Modes of model control, and what stands for every model in --load-model
 NONE, EXPLICIT, POLL = "none", "explicit", "poll"
@@ -39,22 +126,17 @@ class RepositorySettings:
     """The models to serve, and the control over them (the start, requests, or the disk)."""
 
     paths: tuple[Path, ...] = ()
-    # Addresses of repositories in the cloud, and where they are copied to
     remotes: tuple[str, ...] = ()
     remote_cache: Path | None = None
     control_mode: str = NONE
     load_models: tuple[str, ...] = ()
     poll_secs: int = 15
     load_threads: int = 4
-    # How often a version that fails to load is tried again
     load_retries: int = 0
-    # Whether models are told apart by their repositories, too
     namespacing: bool = False
-    # Agents written in Python: <name>/agent.py
     agent_directory: Path = Path("/opt/tritonserver/repoagents")
     config_name: str = ""
     disable_auto_complete: bool = False
-    # Whether what is configured for GPUs runs on the CPU
     gpu_to_cpu: bool = False
     # With poll: look whenever a file changes, in place of every `poll_secs`
     notices_changes: bool = False
@@ -73,20 +155,11 @@ class VariableRule:
 
 
 # What only the server needs. Half of the keys of AWS would be worse than none, so all three go.
-WITHHELD = tuple(
-    map(
-        VariableRule,
-        (
-            "AWS_ACCESS_KEY_ID",
-            "AWS_SECRET_ACCESS_KEY",
-            "AWS_SESSION_TOKEN",
-            "AZURE_STORAGE_KEY",
-            "TRITONCACHE_REDIS_*",
-            "OTEL_EXPORTER_OTLP_*HEADERS",
-            "STUBSERVE_ARGS",
-        ),
-    )
+_SECRETS = (
+    "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AZURE_STORAGE_KEY TRITONCACHE_REDIS_* "
+    "OTEL_EXPORTER_OTLP_*HEADERS STUBSERVE_ARGS"
 )
+WITHHELD = tuple(map(VariableRule, _SECRETS.split()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +171,19 @@ class InstanceSettings:
     environment_cache: Path | None = None
     debug_models: tuple[str, ...] = ()
     restart_limit: int = 10
-    # How long requests wait for an instance that is restarted, where no other serves; 0 for not at all
     restart_wait_secs: float = 10.0
     execute_timeout_secs: float = 0.0
-    # Which answers are compared with the configuration: never, first, always, or always with wrong ones refused
     check_outputs: str = "first"
     # Whether every model may be debugged
     debug_all: bool = False
-    # After how long without a request instances end until the next, 0 for never; whether they begin like that
     sleep_after_secs: float = 0.0
     start_asleep: bool = False
-    # How many requests may wait at a model whose configuration does not say; 0 for any number
     max_queue_size: int = 0
-    # What stubs are and may: whom they run as ("": as the server), bytes of their own memory (0: no limit), Landlock
     stub_user: str = ""
     stub_memory_limit: int = 0
     stub_sandbox: frozenset[str] = frozenset()
     stub_writable: tuple[Path, ...] = ()
     stub_new_privileges: bool = False
-    # Which variables of the server's environment stubs see, beside the usual ones; later rules win
     stub_env: tuple[VariableRule, ...] = ()
 
     def gives_terminal(self, model: str) -> bool:
@@ -144,11 +211,8 @@ class ClientSettings:
     share: int = 50
     send_timeout_secs: int = 60
     idle_timeout_secs: int = 3600
-    # Of each protocol, 0 for as many as there are descriptors
     max_connections: int = 0
-    # Whether clients may have the server use their shared memory
     shm: bool = False
-    # How clients are told apart that shall have a fair part of a full queue: off, connection, address, token
     fair_queues: str = "off"
 
 
@@ -179,17 +243,12 @@ class MetricsSettings:
     address: str = ""
     port: int = 8002
     interval_ms: int = 2000
-    # Whether there is a page for people on that port
     status_page: bool = True
     config: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def latencies(self) -> LatencySettings:
-        """All of --metrics-config together."""
-        chosen: dict[str, Any] = {}
-        for setting in self.config:
-            chosen |= setting
-        return LatencySettings(**chosen)
+        return LatencySettings(**{name: value for setting in self.config for name, value in setting.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +269,6 @@ class LoggingSettings:
     error: bool = True
     format: str = "default"
     file: str = ""
-    # Whether each HTTP request, and each gRPC call, gets a line with the status of its answer
     access: bool = False
 
 
@@ -225,9 +283,7 @@ class Settings:
     exit_on_error: bool = True
     strict_readiness: bool = True
     exit_timeout_secs: int = 30
-    # How long after SIGTERM all goes on but readiness
     exit_delay_secs: int = 0
-    # Whether requests to models are refused for a while when the kernel tells that memory is short
     shed_on_memory_pressure: bool = False
     # For people who write models: see `for_development`
     dev: bool = False
@@ -258,7 +314,6 @@ class Settings:
 
     @property
     def metrics_address(self) -> str:
-        """Where metrics are served."""
         return self.metrics.address or self.http.address
 
     @property

@@ -11,7 +11,7 @@ from stubserve_stub.api.bls import received
 from stubserve_stub.api.tensors import Tensor as StubTensor
 from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
 
-from stubserve.testing.channel import LocalChannel
+from stubserve.testing.execution import LocalChannel
 
 # Given the request it returns a response, or arrays by name, or for a decoupled call any number of either.
 Target = Callable[[InferenceRequest], Any]

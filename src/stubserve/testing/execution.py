@@ -8,19 +8,45 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from stubserve_stub.api.sender import Senders
+from stubserve_stub.api.sender import Key, Senders
 from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.model import ContractBroken, Model, raised_by
 from stubserve_stub.runtime.batch import Batch
+from stubserve_stub.runtime.outputs import InMessages
 from stubserve_stub.runtime.states import States, StateSpec
 from stubserve_stub.wire import messages
 
-from stubserve.testing.channel import LocalChannel
 from stubserve.testing.request import Prepared
 from stubserve.testing.surroundings import log_line
 
 # Stands among the keys of open requests for the coroutine of a decoupled model.
 _COROUTINE = "coroutine"
+
+
+class LocalChannel(InMessages):
+    """In place of the rings: responses go into a queue, and tensors are copied into their messages.
+
+    The stub's classes use it as they use `stubserve_stub.runtime.channel.Channel`.
+
+    `news` gets (key, wire response or None, whether it is final), and None when a sender was dropped. It may be put
+    into by a destructor, hence the simple queue.
+    """
+
+    def __init__(self) -> None:
+        self.news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.senders: Senders | None = None
+
+    def respond(self, key: Key, start_ns: int, wire: Any, acknowledge: bool) -> None:
+        self.news.put((key, wire, False))
+        if acknowledge and self.senders is not None:
+            # Whoever reads here is never behind.
+            self.senders.acknowledge(key)
+
+    def respond_last(self, key: Key, start_ns: int, wire: Any, tensors: list[Any]) -> None:
+        self.news.put((key, wire, True))
+
+    def poke(self) -> None:
+        self.news.put(None)
 
 
 class LocalExecutor:

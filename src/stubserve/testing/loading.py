@@ -13,7 +13,7 @@ from stubserve.errors import unsupported
 from stubserve.inference.signature import Signature
 from stubserve.instances.launcher import initialize_arguments
 from stubserve.loading.program import find_program
-from stubserve.model_config.complete import instances_of, normalise, with_runtime
+from stubserve.model_config.complete import copy_of, instances_of, normalise, with_runtime
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.render import conclude_auto_complete, render_json, to_json_dict
 from stubserve.model_config.validate import validate, validate_directory_name, validate_instance_groups, validate_model
@@ -48,7 +48,12 @@ def load(
         raise FileNotFoundError(f"there is no model's folder {path}")
     found = ModelFolder(path.name, path, path.parent)
     written = read_config(found)
-    config = _normalised(found, written, kind)
+    config = copy_of(written) if written is not None else ModelConfig()
+    if kind is not None:
+        config.ClearField("instance_group")
+        config.instance_group.add(kind=f"KIND_{kind}")
+    config = normalise(config, found.name, path)
+    validate_directory_name(config, found.name)
     version = version if version is not None else available_versions(found, config)[-1]
     validate_model(config)
     validate_instance_groups(config)
@@ -81,19 +86,6 @@ def load(
         surroundings.close()
         raise
     return loaded
-
-
-def _normalised(folder: ModelFolder, written: Any, kind: str | None) -> Any:
-    """The configuration as a load begins with it; `written` is that of the folder, None where there is none."""
-    config = ModelConfig()
-    if written is not None:
-        config.CopyFrom(written)
-    if kind is not None:
-        config.ClearField("instance_group")
-        config.instance_group.add(kind=f"KIND_{kind}")
-    config = normalise(config, folder.name, folder.path)
-    validate_directory_name(config, folder.name)
-    return config
 
 
 def _complete(model: Model, config: Any, *, has_config_file: bool) -> tuple[Any, str]:

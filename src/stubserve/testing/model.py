@@ -15,9 +15,8 @@ from triton_python_backend_utils import InferenceRequest, InferenceResponse
 from stubserve.inference.signature import Signature
 from stubserve.testing.answer import Answer
 from stubserve.testing.calls import LocalCalls, Target
-from stubserve.testing.checks import check_response
 from stubserve.testing.execution import LocalExecutor
-from stubserve.testing.request import Request, prepare
+from stubserve.testing.request import Request, check_response, prepare
 from stubserve.testing.surroundings import Surroundings
 
 _SILENT_S = 60.0

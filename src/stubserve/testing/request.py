@@ -1,4 +1,4 @@
-"""Requests as a test writes them, and the way into the form in which a stub receives them."""
+"""Requests as a test writes them, the way into the form in which a stub receives them, and what may answer them."""
 
 from __future__ import annotations
 
@@ -106,3 +106,37 @@ def _dtype(value: Any, known: TensorSignature | None) -> Any:
     if known is None or known.datatype not in BY_NUMBER or hasattr(value, "dtype"):
         return None
     return BY_NUMBER[known.datatype].numpy
+
+
+def check_response(signature: Signature, request: Prepared, index: int, wire: Any) -> None:
+    """A response must look as the configuration says: a server does not check it, and a client may stumble.
+
+    Raises AssertionError that names the model, the request and the output.
+    """
+    error, outputs, _ = wire
+    if error is not None:
+        return
+    where = f"model '{signature.model}', request {index}"
+    if request.names.unknown:
+        raise AssertionError(
+            f"{where}: the response has an output '{request.names.unknown[0]}', but the configuration only has "
+            f"{list(signature.outputs)}. A server drops it."
+        )
+    for name, datatype, shape, _ in outputs:
+        known = signature.outputs[name]
+        if datatype != known.datatype:
+            raise AssertionError(
+                f"{where}: output '{name}' is of type {BY_NUMBER[datatype].name}, "
+                f"its configuration says {BY_NUMBER[known.datatype].name}"
+            )
+        dims = list(known.dims if known.reshape is None else known.reshape)
+        if signature.max_batch_size:
+            # A decoupled model may answer a batch in pieces.
+            dims.insert(0, -1 if signature.decoupled else request.rows)
+        if len(shape) != len(dims) or any(dim not in (-1, size) for size, dim in zip(shape, dims, strict=True)):
+            raise AssertionError(f"{where}: output '{name}' has shape {list(shape)}, expected {dims}")
+    missing = [name for name in list(request.names) if name not in {output[0] for output in outputs}]
+    if missing and not signature.decoupled:
+        raise AssertionError(
+            f"{where}: the response has no output '{missing[0]}', only {[output[0] for output in outputs]}"
+        )

@@ -1,22 +1,74 @@
-"""What is one per process in a stub, and here one per loaded model: its modules, folder, calls, log
-and metrics.
-"""
+"""What is one per process in a stub, and here one per loaded model: its modules, folder, calls, log and metrics."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from stubserve_stub.api import bls, logger, metrics, utils
+from stubserve_stub.api.questions import Questions
 
 from stubserve.instances.launcher import log_from_stub
+from stubserve.instances.metrics import StubMetrics
 from stubserve.observability.custom_metrics import MetricRegistry
-from stubserve.testing.imports import ModelImports
-from stubserve.testing.metrics import LocalMetrics
 
 _ALL_LEVELS = 0b1111
+
+
+class ModelImports:
+    """The modules of one model, kept apart from those of others: every model's file is called `1.model`, and helpers
+    beside it have common names too.
+
+    A model's folders (`paths`) are at the end of `sys.path`, and what was imported from them is in `sys.modules`, only
+    while that model is the active one. So several can be loaded, and nothing of them is left when they are closed.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._folders = [path.resolve() for path in paths]
+        self._paths = [str(path) for path in paths]
+        self._modules: dict[str, ModuleType] = {}
+        self._others: set[str] = set()
+
+    def enter(self) -> None:
+        self._others = set(sys.modules)
+        sys.path.extend(self._paths)
+        sys.modules.update(self._modules)
+        importlib.invalidate_caches()
+
+    def leave(self) -> None:
+        for path in self._paths:
+            if path in sys.path:
+                # The last one: an earlier one is somebody else's.
+                del sys.path[len(sys.path) - 1 - sys.path[::-1].index(path)]
+        for name in set(sys.modules) - self._others:
+            if self._is_own(sys.modules[name]):
+                self._modules[name] = sys.modules.pop(name)
+
+    def _is_own(self, module: ModuleType) -> bool:
+        place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+        if not isinstance(place, str):
+            return False
+        path = Path(place).resolve()
+        return any(path.is_relative_to(folder) for folder in self._folders)
+
+
+class LocalMetrics:
+    """The server's side of a model's metrics, in this process: what is said is done at once."""
+
+    def __init__(self, instance: str, registry: MetricRegistry) -> None:
+        self.questions = Questions(instance, self.tell)
+        self._metrics = StubMetrics(registry)
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        if kind == "ask":
+            self.questions.on_told({"number": fields["number"], **self._metrics.answer(fields)})
+        else:
+            self._metrics.on_message({"kind": kind, **fields})
 
 
 class Surroundings:
@@ -52,7 +104,6 @@ class Surroundings:
         _connect(calls)
 
     def close(self) -> None:
-        """The model is closed."""
         if self in _active:
             self._leave()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stubserve.errors import ServeError
-from stubserve.repository.cloud.address import Address, parse_address
+from stubserve.repository.cloud.store import Address, parse_address
 
 
 def options(address: Address) -> dict[str, Any]:

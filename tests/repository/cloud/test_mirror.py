@@ -11,9 +11,8 @@ import pytest
 
 from stubserve.errors import ServeError, unavailable
 from stubserve.repository.cloud import mirror as mirror_module
-from stubserve.repository.cloud.address import Address
 from stubserve.repository.cloud.mirror import Mirror
-from stubserve.repository.cloud.store import Stamp, Store
+from stubserve.repository.cloud.store import Address, Stamp, Store
 from tests.real_server import eventually
 
 pytest.importorskip("fsspec")

@@ -9,6 +9,7 @@ folder until it is gone. Hooks after the load cannot change anything any more, s
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import shutil
@@ -20,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stubserve.errors import ServeError, internal
-from stubserve.repository.agents import checksum
+from stubserve.errors import ServeError, internal, invalid
 from stubserve.repository.agents.process import AgentProcess
 from stubserve.repository.daemon_threads import in_daemon_thread
 from stubserve.repository.folder import ModelFolder
@@ -41,7 +41,7 @@ class NewFolder:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _AskedAgent:
     """One agent of a model: it was asked about `folder`."""
 
     name: str
@@ -77,11 +77,11 @@ class Agents:
 
         return await in_daemon_thread(ask), chain
 
-    def call(self, asked: _Asked, hook: str, run: int, model: str) -> Path | None:
+    def call(self, asked: _AskedAgent, hook: str, run: int, model: str) -> Path | None:
         """Runs a hook of an agent; the folder that it gives. Raises ServeError. Blocks."""
-        if asked.name == checksum.NAME and not self._is_written(asked.name):
+        if asked.name == _CHECKSUM and not self._is_written(asked.name):
             if hook == "load":
-                checksum.check(asked.folder, asked.parameters)
+                _check_digests(asked.folder, asked.parameters)
             return None
         with self._guard:
             process = self._processes.setdefault(asked.name, AgentProcess(asked.name, self._settings.agent_directory))
@@ -96,7 +96,6 @@ class Agents:
         return None if folder is None else Path(folder)
 
     def close(self) -> None:
-        """Ends their processes."""
         for process in self._processes.values():
             process.close()
 
@@ -111,13 +110,13 @@ class Chain:
         self._agents = agents
         self._run = run
         self._model = model
-        self._asked: list[_Asked] = []
+        self._asked: list[_AskedAgent] = []
         self.loaded = False
 
     def load(self, folder: ModelFolder, agents: Iterable[Any]) -> ModelFolder:
         """Where the model's files are to be taken from. Raises ServeError. Blocks."""
         for agent in agents:
-            asked = _Asked(agent.name, dict(agent.parameters), folder.path, NewFolder())
+            asked = _AskedAgent(agent.name, dict(agent.parameters), folder.path, NewFolder())
             self._asked.append(asked)
             found = self._agents.call(asked, "load", self._run, self._model)
             if found is not None:
@@ -151,7 +150,36 @@ class Chain:
             await in_daemon_thread(lambda: self.tell("unload"))
 
     async def unloaded(self) -> None:
-        """It is gone."""
         if self.loaded:
             self.loaded = False
             await in_daemon_thread(lambda: self.tell("unload_complete"))
+
+
+# The agent that is built in, as in upstream's container: it has parameters `MD5:<file within the model's folder>`.
+_CHECKSUM = "checksum"
+_CHUNK = 1 << 20
+
+
+def _check_digests(folder: Path, parameters: Mapping[str, str]) -> None:
+    """Raises ServeError that names the first file with another digest."""
+    for key, expected in parameters.items():
+        algorithm, colon, path = key.partition(":")
+        if algorithm != "MD5" or not colon or not path:
+            raise invalid(f"repository agent 'checksum' has parameters MD5:<file>. Got '{key}'")
+        file = folder / path.lstrip("/")
+        if not file.resolve().is_relative_to(folder.resolve()):
+            raise invalid(f"repository agent 'checksum': '{path}' is outside of the model's folder")
+        try:
+            found = _md5(file)
+        except OSError as error:
+            raise internal(f"Failed to read file {file} for its MD5 hash: {error.strerror}") from None
+        if found != expected.strip().lower():
+            raise invalid(f"Mismatched MD5 hash for file {path}, expect {expected}, got {found}")
+
+
+def _md5(file: Path) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with file.open("rb") as content:
+        while piece := content.read(_CHUNK):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -60,7 +60,6 @@ class AgentProcess:
         return folder
 
     def close(self) -> None:
-        """Ends the process."""
         process = self._process
         if process is not None and process.poll() is None:
             process.kill()

@@ -21,7 +21,7 @@ from typing import Any
 _LAST = ("load_fail", "unload_complete")
 
 
-class Model:
+class AgentModel:
     """What hooks are given: the model's `name`, the folder where its files are now, and the agent's `parameters`.
 
     `new_folder` is an empty folder for an agent that relocates the model; it goes with the model.
@@ -72,7 +72,7 @@ class Runner:
         if hook in _LAST:
             del self._agents[run]
         method = getattr(agent, hook, None)
-        model = Model(asked["name"], asked["folder"], asked["parameters"], asked["new_folder"])
+        model = AgentModel(asked["name"], asked["folder"], asked["parameters"], asked["new_folder"])
         return None if method is None else method(model)
 
 

@@ -26,11 +26,12 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from stubserve.environments.cache import default_folder
 from stubserve.errors import internal, not_found, unavailable
-from stubserve.repository.cloud.store import Stamp, Store
+from stubserve.repository.cloud.store import Stamp, Store, parse_address
 from stubserve.repository.daemon_threads import Latest, for_all
 from stubserve.repository.folder import model_names
 
@@ -136,8 +137,6 @@ class Mirror:
         except Exception as error:
             log.error("failed to copy model '%s' of %s: %s", name, self.address, error)
 
-    # Copies
-
     def _copy(self, name: str, listing: Mapping[str, Stamp]) -> ModelCopy | None:
         """The state that a listing tells of, current from now on; None if it has changed meanwhile."""
         fetched: dict[str, Path] = {}
@@ -195,8 +194,6 @@ class Mirror:
         text = f"{name}/{path}\0{stamp.size}\0{stamp.tag}"
         return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
-    # The folders
-
     def _begin(self) -> Path:
         """Makes the folder of this server, and removes what others have left behind. Raises OSError."""
         servers = self._home / "servers"
@@ -215,14 +212,11 @@ class Mirror:
 
     def _remove_unused(self) -> None:
         before = time.time() - UNUSED_DAYS * 86400
-        for file in self._files():
+        for file in self._objects.iterdir():
             with contextlib.suppress(OSError):
                 status = file.stat()
                 if status.st_atime < before and status.st_nlink == 1:
                     file.unlink()
-
-    def _files(self) -> Iterator[Path]:
-        yield from self._objects.iterdir()
 
 
 def _is_left_behind(folder: Path) -> bool:
@@ -244,3 +238,18 @@ def _is_left_behind(folder: Path) -> bool:
 
 def _remove_soon(folder: Path) -> None:
     threading.Thread(target=shutil.rmtree, args=(folder.parent, True), daemon=True).start()
+
+
+# Where upstream's environment says that models of a provider are to be copied to
+_MOUNTS = {
+    "s3": "TRITON_AWS_MOUNT_DIRECTORY",
+    "gs": "TRITON_GCS_MOUNT_DIRECTORY",
+    "abfs": "TRITON_AZURE_MOUNT_DIRECTORY",
+}
+
+
+def open_mirror(text: str, cache: Path | None) -> Mirror:
+    """The repository at an address; copied below `cache`, else where upstream's environment says. Raises ServeError."""
+    address = parse_address(text, os.environ)
+    mount = os.environ.get(_MOUNTS[address.protocol])
+    return Mirror(Store(address), text, cache or (Path(mount) if mount else default_folder("repositories")))
