@@ -30,14 +30,14 @@ def is_inside(tensor: Tensor) -> bool:
 
 def test_strings_go_inside_one_by_one_as_long_as_there_is_room(memory: Memory) -> None:
     placer = BodyPlacer(b"", None, 0, memory.store)
-    several, most = ["é", ""], ["x" * 200] * (MOST_INLINE // 203)
-    lists = [several, most, most, several, ["alone"]]
-    tensors = [placer.put_texts("IN", [len(texts)], texts) for texts in lists]
-    assert [tensor.texts is not None for tensor in tensors] == [True, True, False, True, False]
-    assert [is_inside(tensor) for tensor in tensors] == [True, True, False, True, True]
-    for tensor, texts in zip(tensors, lists, strict=True):
-        assert bytes(tensor.buffer) == strings.join([text.encode() for text in texts])
-        assert (tensor.datatype, tensor.strings, tensor.nbytes) == (BYTES, len(texts), len(tensor.buffer))
+    several, most = ["é".encode(), b""], [b"x" * 200] * (MOST_INLINE // 204)
+    lists = [several, most, most, several, [b"alone"], [b"x"] * 128]
+    tensors = [placer.put_strings("IN", [len(elements)], elements) for elements in lists]
+    assert [tensor.elements is not None for tensor in tensors] == [True, True, False, True, False, False]
+    assert [is_inside(tensor) for tensor in tensors] == [True, True, False, True, True, True]
+    for tensor, elements in zip(tensors, lists, strict=True):
+        assert bytes(tensor.buffer) == strings.join(elements)
+        assert (tensor.datatype, tensor.strings, tensor.nbytes) == (BYTES, len(elements), len(tensor.buffer))
     placer.undo()
 
 

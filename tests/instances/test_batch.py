@@ -52,21 +52,28 @@ def test_a_model_is_told_what_the_scheduler_makes_of_a_sequence() -> None:
 
 
 def test_strings_go_one_by_one_where_they_came_so() -> None:
-    texts = ["a", "é", ""]
-    tensor = Tensor.of_texts("IN", [1, 3], messages.pack_texts(texts), 3)
+    elements = (b"a", "é".encode(), b"\xff\0", b"")
+    tensor = Tensor.of_strings("IN", [1, 4], elements)
     [wire] = unpacked([request(tensor)])
-    assert wire[-1] == (("IN", BYTES, (1, 3), places.AsList(messages.pack_texts(texts))),)
+    assert wire[-1] == (("IN", BYTES, (1, 4), places.AsList(elements)),)
     # Whoever wants the bytes of the tensor has them, and its stub still gets the strings.
-    assert tensor.data == tensor.buffer == strings.join([text.encode() for text in texts])
     assert tensor.nbytes == len(tensor.buffer)
+    assert tensor.data == tensor.buffer == strings.join([*elements])
     assert unpacked([request(tensor)]) == (wire,)
 
 
-def test_a_stub_does_not_answer_with_strings_one_by_one() -> None:
+@pytest.mark.parametrize("datatype", [BYTES, FP32])
+def test_a_stub_answers_with_strings_one_by_one(datatype: int) -> None:
     batch = Batch(Work([request(small(1))]), None)
-    entry = (None, [("OUT", BYTES, (1,), tuple(places.AsList(messages.pack_texts(["a"]))))], None)
+    entry = (None, [("OUT", datatype, (2,), tuple(places.AsList((b"a", b""))))], None)
     [(_, response)], _ = read_result(batch, 1, 2, [entry], None, StubMemory(Memory(LIMIT).segments), "m_0")
-    assert str(response.error) == "output 'OUT' of stub 'm_0' is a list of strings, which only inputs may be"
+    if datatype == BYTES:
+        [output] = response.outputs
+        assert (output.elements, output.strings, output.nbytes) == ((b"a", b""), 2, 9)
+        assert bytes(output.buffer) == strings.join([b"a", b""])
+    else:
+        why = "is a list of strings, which only a tensor of BYTES may be"
+        assert str(response.error) == f"output 'OUT' of stub 'm_0' {why}"
 
 
 def test_sharing_is_the_spans_alone() -> None:

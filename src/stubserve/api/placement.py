@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from stubserve_stub.wire import messages, strings
+from stubserve_stub.wire import places, strings
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.layout import INLINE_BYTES
 
@@ -126,14 +126,16 @@ class BodyPlacer:
             return Tensor(name, datatype, shape, bytes(data))
         return Tensor(name, datatype, shape, None, self._keep(self._store(data)).whole())
 
-    def put_texts(self, name: str, shape: Sequence[int], texts: list[str]) -> Tensor:
-        """A tensor of strings that are UTF-8: one by one where they go inside the message."""
-        if len(texts) > 1:
-            packed = messages.pack_texts(texts)
-            if len(packed) <= SMALL_BYTES or self._goes_inside(len(packed)):
-                return Tensor.of_texts(name, shape, packed, len(texts))
-        tensor = self.put(name, BYTES, shape, strings.join([*map(str.encode, texts)]))
-        tensor.strings = len(texts)
+    def put_strings(self, name: str, shape: Sequence[int], elements: list[bytes]) -> Tensor:
+        """A tensor of strings: one by one where they go inside the message."""
+        listed = places.as_list(elements)
+        if listed is not None:
+            # What an object for each takes is as much as 64 bytes more.
+            weight = max(listed.nbytes, 64 * len(elements))
+            if weight <= SMALL_BYTES or self._goes_inside(weight):
+                return Tensor.of_strings(name, shape, elements)
+        tensor = self.put(name, BYTES, shape, strings.join(elements))
+        tensor.strings = len(elements)
         return tensor
 
     def in_region(

@@ -109,11 +109,11 @@ def _json_tensor(item: Input, placer: BodyPlacer, max_input_size: int) -> Tensor
         return None
     data = bytes(item.data)
     if kind.number == BYTES:
-        texts = json_data.read_texts(data, elements)
+        found_strings = json_data.read_strings(data, elements)
         # So many bytes are lengths, and the strings have no more than their JSON.
-        if texts is None or 4 * elements + len(data) > max_input_size:
+        if found_strings is None or 4 * elements + len(data) > max_input_size:
             return None
-        return placer.put_texts(item.name, item.shape, texts)
+        return placer.put_strings(item.name, item.shape, found_strings)
     found = json_data.read_plain(kind.number, data, elements)
     if found is None or len(found) > max_input_size:
         return None

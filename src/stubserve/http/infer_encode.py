@@ -241,11 +241,15 @@ def json_array(tensor: Tensor) -> bytes:
     """A tensor's elements as a flat JSON array."""
     elements = _check_for_json(tensor)
     if tensor.datatype == BYTES:
-        data = bytes(tensor.buffer)
-        rows = strings.of_one_length(data)
-        if rows is not None and len(rows) == elements:
-            return json_text.strings(rows.tolist())
-        return json_text.strings(_strings(tensor, data, 0, elements, len(data) + 1)[0])
+        found = tensor.elements
+        if found is None:
+            try:
+                found = strings.split(bytes(tensor.buffer))
+            except ValueError:
+                raise _size_error(tensor) from None
+        if len(found) < elements:
+            raise _size_error(tensor)
+        return json_text.strings(found if len(found) == elements else found[:elements])
     if elements <= _FEW:
         values = _unpacker(tensor.datatype, elements)(tensor.buffer)
         return json_text.floats(values) if tensor.datatype in _FLOATS else orjson.dumps(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stubserve_stub.wire import messages, strings
+from stubserve_stub.wire import places, strings
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
 from stubserve.errors import ServeError, internal
@@ -20,13 +20,12 @@ class Tensor:
     None, the `nbytes` at arena offset `offset` inside `span`: all of it, where these two are not given. A tensor that
     has neither has no place: as an input of an empty slot it is zeros, which its stub makes.
 
-    An input of strings that were read from JSON may be `texts`, its elements one by one (`messages.pack_texts`), in as
-    many bytes as `nbytes` says. Whoever wants `data` has it made.
+    A small tensor of strings may be its `elements`, one by one. Its `data` is made when it is asked for.
 
     `strings` is how many elements the bytes are known to be, where whoever made them of strings has counted; else -1.
     """
 
-    __slots__ = ("_data", "datatype", "name", "nbytes", "offset", "shape", "span", "strings", "texts")
+    __slots__ = ("_data", "datatype", "elements", "name", "nbytes", "offset", "shape", "span", "strings")
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class Tensor:
         self._data = data
         self.span = span
         self.strings = -1
-        self.texts: bytes | None = None
+        self.elements: Sequence[bytes] | None = None
         if data is not None:
             self.offset = 0
             self.nbytes = len(data)
@@ -56,19 +55,18 @@ class Tensor:
             self.nbytes = span.nbytes if nbytes is None else nbytes
 
     @staticmethod
-    def of_texts(name: str, shape: Sequence[int], texts: bytes, count: int) -> Tensor:
-        """A tensor of `count` strings that are packed."""
-        tensor = Tensor(name, BYTES, shape, None, None, 0, len(texts))
-        tensor.texts = texts
-        tensor.strings = count
+    def of_strings(name: str, shape: Sequence[int], elements: Sequence[bytes]) -> Tensor:
+        """A tensor of these elements."""
+        tensor = Tensor(name, BYTES, shape, None, None, 0, places.strings_bytes(elements))
+        tensor.elements = elements
+        tensor.strings = len(elements)
         return tensor
 
     @property
     def data(self) -> bytes | None:
         """The bytes themselves, None where they lie in a span."""
-        if self._data is None and self.texts is not None:
-            self._data = data = strings.join(messages.unpack_texts(self.texts))
-            self.nbytes = len(data)
+        if self._data is None and self.elements is not None:
+            self._data = strings.join(list(self.elements))
         return self._data
 
     @property

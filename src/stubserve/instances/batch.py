@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 from stubserve_stub.wire import messages, places
+from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor, WireTrace
 from stubserve_stub.wire.places import AsList, InArena, InRegion, Lent, Place, Shared, Zeros
 
@@ -157,8 +158,8 @@ def write_tensor(tensor: Tensor, holder: StubMemory | None = None) -> WireTensor
             place = InArena(tensor.offset, tensor.nbytes)
         else:
             place = span.in_region(tensor.offset, tensor.nbytes) or Shared(tensor.offset, tensor.nbytes)
-    elif tensor.texts is not None:
-        place = AsList(tensor.texts)
+    elif tensor.elements is not None:
+        place = AsList(tensor.elements)
     else:
         data = tensor.data
         place = Zeros(tensor.nbytes) if data is None else data
@@ -184,6 +185,8 @@ def read_tensor(
     if isinstance(data, bytes):
         return Tensor(name, datatype, shape, data)
     place = places.unpack(data)
+    if isinstance(place, AsList) and datatype == BYTES:
+        return Tensor.of_strings(name, shape, place.elements)
     if isinstance(place, InArena):
         return Tensor(name, datatype, shape, None, memory.output(place.offset, place.nbytes).whole())
     own: Sequence[Tensor] = ()

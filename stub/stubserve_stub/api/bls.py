@@ -28,7 +28,7 @@ from stubserve_stub.runtime.lease import Lease
 from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import COPIED_BYTES, INLINE_BYTES
-from stubserve_stub.wire.places import InArena, Lent, Shared
+from stubserve_stub.wire.places import AsList, InArena, Lent, Shared
 
 if TYPE_CHECKING:
     import asyncio
@@ -302,6 +302,8 @@ def _output(channel: Channel, name: str, datatype: int, shape: Sequence[int], wi
     place = places.unpack(wire)
     if isinstance(place, bytes):
         return Tensor._received(name, datatype, shape, place, None)
+    if isinstance(place, AsList):
+        return Tensor._listed(name, shape, place.elements)
     if not isinstance(place, (InArena, Shared)):
         why = places.refusal(place) or "lies in memory that was never this stub's to read"
         raise TritonModelException("Output '{}' of another model {}.".format(name, why))

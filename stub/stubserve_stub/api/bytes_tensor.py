@@ -24,9 +24,7 @@ from stubserve_stub.wire import strings
 
 Buffer = Union[bytes, bytearray, memoryview, "np.ndarray[Any, Any]"]
 
-_TABLE = 256
 _unpack_length = struct.Struct("<I").unpack_from
-_READERS = [struct.Struct("<{}sI".format(length)).unpack_from for length in range(_TABLE)]
 
 
 def elements_of(array: "np.ndarray[Any, Any]") -> List[bytes]:
@@ -47,61 +45,21 @@ def encode(array: "np.ndarray[Any, Any]") -> bytes:
 
 def decode(blob: Buffer) -> List[bytes]:
     """The elements of a blob. Raises TritonModelException if it does not end where an element does."""
-    data = blob if isinstance(blob, bytes) else bytes(blob)
-    end = len(data)
-    if not end:
-        return []
-    if end < 4:
-        raise TritonModelException("Invalid bytes tensor data: incomplete length field")
-    rows = strings.of_one_length(data)
-    if rows is not None:
-        uniform: List[bytes] = rows.tolist()
-        return uniform
-    return _walk(data)
-
-
-def _walk(data: bytes) -> List[bytes]:
-    """The elements of at least four bytes of data, one after the other."""
-    end = len(data)
-    (length,) = _unpack_length(data)
-    elements: List[bytes] = []
-    append = elements.append
-    readers = _READERS
-    at = 4
     try:
-        while True:
-            if length < _TABLE:
-                element, following = readers[length](data, at)
-                append(element)
-            else:
-                (following,) = _unpack_length(data, at + length)
-                append(data[at : at + length])
-            at += length + 4
-            length = following
-    except struct.error:
-        # What is left is too short for an element with a length behind it: it is the last, or the blob is malformed.
-        pass
-    after = at + length
-    if after > end:
-        raise TritonModelException("Invalid bytes tensor data: string extends beyond buffer")
-    if after < end:
-        raise TritonModelException("Invalid bytes tensor data: incomplete length field")
-    append(data[at:after])
-    return elements
+        return strings.split(blob if isinstance(blob, bytes) else bytes(blob))
+    except ValueError as malformed:
+        raise TritonModelException("Invalid bytes tensor data: {}".format(malformed)) from None
 
 
 def decode_array(blob: Buffer) -> "np.ndarray[Any, Any]":
     """The elements of a blob as a writable one-dimensional array of objects. Raises as `decode` does."""
     data = blob if isinstance(blob, bytes) else bytes(blob)
-    size = len(data)
-    if size < 4:
-        return object_array(decode(data))
-    if size == 4 + _unpack_length(data)[0]:
+    if len(data) >= 4 and len(data) == 4 + _unpack_length(data)[0]:
         array = np.empty(1, np.object_)
         array[0] = data[4:]
         return array
     rows = strings.of_one_length(data)
-    return object_array(_walk(data)) if rows is None else rows.astype(np.object_)
+    return object_array(decode(data)) if rows is None else rows.astype(np.object_)
 
 
 def object_array(elements: Sequence[Union[bytes, str]]) -> "np.ndarray[Any, Any]":

@@ -102,6 +102,9 @@ class InferenceResponse:
                 if name not in requested:
                     continue
                 kept.append(tensor)
+                if tensor._elements is not None and in_regions is None:
+                    outputs.append((name, tensor._datatype, tensor._shape, placer.place(tensor._elements)))
+                    continue
                 datatype, shape, buffer = tensor._payload()
                 place: Optional[Place] = None if in_regions is None else in_regions.place(name, buffer)
                 outputs.append((name, datatype, shape, placer.place(buffer) if place is None else place))

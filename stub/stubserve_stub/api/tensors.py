@@ -107,10 +107,10 @@ class Tensor:
         return self
 
     @staticmethod
-    def _listed(name: str, shape: Sequence[int], elements: List[bytes]) -> Tensor:
+    def _listed(name: str, shape: Sequence[int], elements: Sequence[bytes]) -> Tensor:
         """A tensor of BYTES out of a message that has its elements one by one."""
         self = Tensor._received(name, BYTES, shape, None, None)
-        self._elements = elements
+        self._elements = list(elements)
         return self
 
     @staticmethod

@@ -27,7 +27,7 @@ from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets
 from stubserve_stub.runtime.region_batch import SlotOutputs
 from stubserve_stub.runtime.states import States, StateUpdate, has_states, keep_states
-from stubserve_stub.wire import codes, messages, strings
+from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
@@ -184,7 +184,7 @@ def _view(name: str, place: Any, batch: Batch, writable: bool) -> Any:
     if isinstance(place, np.ndarray):
         return place
     if place[0] == LIST:
-        return strings.join(messages.unpack_texts(place[1]))
+        return strings.join(list(place[1]))
     if place[0] == ZEROS:
         return zeros(place[1])
     offset, view = batch.input(name, place, writable)

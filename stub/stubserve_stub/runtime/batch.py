@@ -147,8 +147,8 @@ class Batch:
         return np.frombuffer(arena.view(offset, nbytes), np.uint8)
 
     def place(self, buffer: Any) -> Place:
-        """Where the bytes of an output lie. Raises ArenaFull."""
-        if not isinstance(buffer, bytes) and buffer.nbytes > INLINE_BYTES:
+        """Where the bytes of an output lie, or its strings where it is a list of them. Raises ArenaFull."""
+        if not isinstance(buffer, (bytes, list)) and buffer.nbytes > INLINE_BYTES:
             given = self._given(buffer, buffer.nbytes)
             if given is not None:
                 return given

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Se
 from stubserve_stub.runtime.output_memory import OutputMemory
 from stubserve_stub.runtime.outputs import no_memory, placed
 from stubserve_stub.runtime.patience import Patience
-from stubserve_stub.wire import layout, messages
+from stubserve_stub.wire import layout, messages, strings
 from stubserve_stub.wire.budget import ArenaFull
 from stubserve_stub.wire.messages import Answer, Message, WireResponse
-from stubserve_stub.wire.places import Place
+from stubserve_stub.wire.places import Place, as_list
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, poke, read_doorbell
 from stubserve_stub.wire.stub_arena import StubArena
 
@@ -110,7 +110,15 @@ class Channel:
         return self._answers.take(count, self._decode_answer)
 
     def place(self, buffer: Any) -> Place:
-        """Where the bytes of a contiguous buffer lie: in the message itself if they are few. Raises ArenaFull."""
+        """Where the bytes of a contiguous buffer lie: in the message itself if they are few. Raises ArenaFull.
+
+        Strings one by one are a list.
+        """
+        if isinstance(buffer, list):
+            listed = as_list(buffer)
+            if listed is not None:
+                return listed
+            buffer = strings.join(buffer)
         if isinstance(buffer, bytes):
             if len(buffer) <= layout.INLINE_BYTES:
                 return buffer

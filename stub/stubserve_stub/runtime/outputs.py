@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, List, Sequence
 
-from stubserve_stub.wire import codes
+from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.arena import ArenaFull
-from stubserve_stub.wire.places import InArena
+from stubserve_stub.wire.places import AsList, InArena
 
 if TYPE_CHECKING:
     # What it imports, msgpack, is not there where only the public module is wanted.
@@ -17,7 +17,9 @@ class InMessages:
     """Places tensors where there is no arena: every one stays in its message."""
 
     def place(self, buffer: Any) -> bytes:
-        """The bytes of a contiguous buffer."""
+        """The bytes of a contiguous buffer, or of a list of strings."""
+        if isinstance(buffer, list):
+            return strings.join(buffer)
         return buffer if isinstance(buffer, bytes) else buffer.tobytes()
 
     def free(self, offsets: Sequence[int]) -> None:
@@ -52,4 +54,9 @@ _INLINE_WEIGHT = 8
 def weight(response: WireResponse) -> int:
     """What an encoded response adds to its group (`api.sender`): bytes that it takes up in the arena, or as many."""
     _, outputs, _ = response
-    return sum(_INLINE_WEIGHT * len(place) if isinstance(place, bytes) else place.nbytes for _, _, _, place in outputs)
+    return sum(
+        _INLINE_WEIGHT * len(place)
+        if isinstance(place, bytes)
+        else place.nbytes * (_INLINE_WEIGHT if isinstance(place, AsList) else 1)
+        for _, _, _, place in outputs
+    )

@@ -13,7 +13,7 @@ follows from arithmetic. Numbers are native 64-bit words: the arena never leaves
 
 from __future__ import annotations
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 
 PAGE = 4096
 
@@ -54,6 +54,9 @@ CANARY_VALUE = 0x5EED_CA9A_12E5_0B1D
 # A tensor up to this size travels inside its message: copying it a few times is cheaper than an allocation, a view, a
 # weak reference and a free, by 30 µs of the parent at 8 KiB. Of twice that size the stub's time grows.
 INLINE_BYTES = 8 * 1024
+
+# So many strings of such a tensor travel one by one: fewer than its bytes weigh, with what an object takes for each.
+LISTED_STRINGS = 128
 
 # Of a tensor up to this size a model that looks at it gets a copy: cheaper than making its pages writable.
 COPIED_BYTES = 32 * 1024

@@ -55,7 +55,7 @@ Off the hot path there is the control socket, see `stubserve_stub.wire.control_m
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, Optional, Protocol, Sequence, Tuple, Union
 
 import msgpack
 
@@ -123,17 +123,6 @@ def pack(message: Any) -> bytes:
 def unpack(data: Any) -> Any:
     """One message out of its bytes; arrays become tuples."""
     return msgpack.unpackb(data, use_list=False, strict_map_key=False, unicode_errors=TEXT)
-
-
-def pack_texts(texts: Sequence[str]) -> bytes:
-    """Strings as `places.AsList` has them."""
-    return pack(texts)
-
-
-def unpack_texts(packed: Any) -> List[bytes]:
-    """The strings that were packed, as UTF-8."""
-    texts: List[bytes] = msgpack.unpackb(packed, raw=True)
-    return texts
 
 
 # parent ▶ stub

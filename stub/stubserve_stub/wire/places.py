@@ -11,8 +11,7 @@ and goes into a message as it is::
                                                               that begins at `within`
     InRegion  (4, region, offset, nbytes)                     inside a client's own memory, registered under a number
     OnDevice  (5, kind, device, handle, offset, nbytes)       memory of a device; its driver opens it by `handle`
-    AsList    (7, packed)                   parent ▶ stub     no place: the strings of an input one by one, as they were
-                                                              read from JSON (`messages.pack_texts`)
+    AsList    (7, elements)                                   no place: strings one by one (`as_list`)
     Zeros     (8, nbytes)             parent ▶ stub     no place: what an empty slot of a batch is given (`zeros`)
 
 Offsets and sizes are bytes; those of the first three count from the beginning of the arena, those of regions and
@@ -23,11 +22,11 @@ them, and nobody makes device memory yet: whoever meets one in another place ref
 from __future__ import annotations
 
 import mmap
-from typing import Any, Dict, NamedTuple, Tuple, Type, Union
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 
-from stubserve_stub.wire.layout import INLINE_BYTES
+from stubserve_stub.wire.layout import INLINE_BYTES, LISTED_STRINGS
 
 ARENA = 1
 SHARED = 2
@@ -69,7 +68,7 @@ class _DeviceFields(NamedTuple):
 
 class _ListFields(NamedTuple):
     tag: int
-    packed: bytes
+    elements: Sequence[bytes]
 
 
 class _ZerosFields(NamedTuple):
@@ -123,16 +122,16 @@ class OnDevice(_DeviceFields):
 
 
 class AsList(_ListFields):
-    """The elements of a BYTES input as a list in msgpack."""
+    """The elements of a tensor of BYTES."""
 
     __slots__ = ()
 
-    def __new__(cls, packed: bytes) -> AsList:
-        return super().__new__(cls, LIST, packed)
+    def __new__(cls, elements: Sequence[bytes]) -> AsList:
+        return super().__new__(cls, LIST, elements)
 
     @property
     def nbytes(self) -> int:
-        return len(self.packed)
+        return strings_bytes(self.elements)
 
 
 class Zeros(_ZerosFields):
@@ -153,7 +152,7 @@ _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
     (LENT, (int,) * 4): Lent,
     (REGION, (int,) * 4): InRegion,
     (DEVICE, (int, int, int, bytes, int, int)): OnDevice,
-    (LIST, (int, bytes)): AsList,
+    (LIST, (int, tuple)): AsList,
     (ZEROS, (int, int)): Zeros,
 }
 
@@ -164,10 +163,29 @@ def unpack(wire: Any) -> Place:
         return wire
     if type(wire) is tuple and wire and type(wire[0]) is int:
         found = _CLASSES.get((wire[0], tuple(map(type, wire))))
-        if found is not None and (found is AsList or min(wire if found is not OnDevice else wire[:3] + wire[4:]) >= 0):
+        if found is AsList:
+            fits = list(map(type, wire[1])).count(bytes) == len(wire[1])
+        else:
+            fits = found is not None and min(wire if found is not OnDevice else wire[:3] + wire[4:]) >= 0
+        if found is not None and fits:
             place: Place = tuple.__new__(found, wire)
             return place
     raise ValueError("no place of a tensor: {!r}".format(wire))
+
+
+def strings_bytes(elements: Sequence[bytes]) -> int:
+    """How many bytes a tensor of these strings has."""
+    return sum(map(len, elements)) + 4 * len(elements)
+
+
+def as_list(elements: Sequence[bytes]) -> Optional[AsList]:
+    """Strings that go into a message one by one; None where there are too many of them, too long ones, or only one.
+
+    To take them apart again would take longer. Each is an object of its own for as long as its message is kept.
+    """
+    if 1 < len(elements) <= LISTED_STRINGS and strings_bytes(elements) <= INLINE_BYTES:
+        return AsList(elements)
+    return None
 
 
 def refusal(place: Place) -> str:
@@ -175,7 +193,7 @@ def refusal(place: Place) -> str:
     if isinstance(place, InRegion):
         return "lies in a client's shared memory (region {}), of which nobody has told".format(place.region)
     if isinstance(place, AsList):
-        return "is a list of strings, which only inputs may be"
+        return "is a list of strings, which only a tensor of BYTES may be"
     if isinstance(place, Zeros):
         return "is zeros that lie nowhere, which only inputs of empty slots may be"
     if isinstance(place, OnDevice):

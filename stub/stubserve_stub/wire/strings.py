@@ -26,6 +26,8 @@ SMALL = 256
 _pack_length = struct.Struct("<I").pack
 _length_at = struct.Struct("<I").unpack_from
 _PREFIXES = [_pack_length(length) for length in range(1024)]
+# Read an element of so many bytes and the next length in one call; longer ones take longer than the loop anyway.
+_READERS = [struct.Struct("<{}sI".format(length)).unpack_from for length in range(256)]
 
 
 def join(elements: List[bytes]) -> bytes:
@@ -44,6 +46,44 @@ def join(elements: List[bytes]) -> bytes:
     except IndexError:
         pieces[0::2] = map(_pack_length, lengths)
     return b"".join(pieces)
+
+
+def split(data: bytes) -> List[bytes]:
+    """The elements of a tensor. Raises ValueError if its bytes do not end where an element does."""
+    end = len(data)
+    if not end:
+        return []
+    if end < 4:
+        raise ValueError("incomplete length field")
+    rows = of_one_length(data)
+    if rows is not None:
+        uniform: List[bytes] = rows.tolist()
+        return uniform
+    (length,) = _length_at(data)
+    elements: List[bytes] = []
+    append = elements.append
+    readers = _READERS
+    at = 4
+    try:
+        while True:
+            if length < len(readers):
+                element, following = readers[length](data, at)
+                append(element)
+            else:
+                (following,) = _length_at(data, at + length)
+                append(data[at : at + length])
+            at += length + 4
+            length = following
+    except struct.error:
+        # What is left is too short for an element with a length behind it: it is the last, or the blob is malformed.
+        pass
+    after = at + length
+    if after > end:
+        raise ValueError("string extends beyond buffer")
+    if after < end:
+        raise ValueError("incomplete length field")
+    append(data[at:after])
+    return elements
 
 
 def of_one_length(data: Buffer) -> Optional[Array]:

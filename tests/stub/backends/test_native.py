@@ -10,7 +10,7 @@ import pytest
 from stubserve_stub.backends.base import InstanceFacts
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse, Output
 from stubserve_stub.runtime.batch import Batch
-from stubserve_stub.wire import codes, messages, strings
+from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.places import AsList, InArena, Lent, Shared
 
@@ -76,7 +76,7 @@ def test_requests_come_as_views(stub: StubMemory) -> None:
 
 def test_strings_that_come_one_by_one_are_as_all_others(stub: StubMemory) -> None:
     native = Native(lambda requests: [NativeResponse() for _ in requests])
-    native.execute(batch(stub, request(("S", BYTES, (2,), tuple(AsList(messages.pack_texts(["a", "é"])))))))
+    native.execute(batch(stub, request(("S", BYTES, (2,), tuple(AsList((b"a", "é".encode())))))))
     assert native.given[0].inputs["S"].memory == strings.join([b"a", "é".encode()])
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from stubserve_stub.wire import messages, places
+from stubserve_stub.wire import messages, places, strings
+from stubserve_stub.wire.layout import INLINE_BYTES, LISTED_STRINGS
 from stubserve_stub.wire.places import AsList, InArena, InRegion, Lent, OnDevice, Place, Shared, Zeros
 
 # The format, to the byte: whoever changes one of these changes WIRE_VERSION as well.
@@ -18,7 +19,7 @@ GOLDEN: list[tuple[Place, str]] = [
     (Lent(4160, 1025, 4096), "9403cd1040cd0401cd1000"),
     (InRegion(7, 64, 1025), "94040740cd0401"),
     (OnDevice(2, 1, b"\xff\0", 256, 1025), "96050201c402ff00cd0100cd0401"),
-    (AsList(b"\x91\xa1a"), "9207c40391a161"),
+    (AsList((b"a", b"\xff\0", b"")), "920793c40161c402ff00c400"),
     (Zeros(1025), "9208cd0401"),
 ]
 
@@ -60,6 +61,9 @@ def test_kinds_with_the_same_fields_are_not_equal() -> None:
         (6, "[]"),
         (6, b"[]", 2),
         (7, "a"),
+        (7, b"a"),
+        (7, (b"a", "b")),
+        (7, (b"a",), 2),
         (8, 1, 2),
         (8, -1),
         (8, b""),
@@ -88,7 +92,26 @@ def test_what_is_refused_where_nobody_can_use_it() -> None:
     assert (
         places.refusal(OnDevice(2, 1, b"", 0, 64)) == "lies in the memory of device 1 (kind 2), which is not served yet"
     )
-    assert places.refusal(AsList(b"\x90")) == "is a list of strings, which only inputs may be"
+    assert places.refusal(AsList([])) == "is a list of strings, which only a tensor of BYTES may be"
     assert places.refusal(Zeros(8)) == "is zeros that lie nowhere, which only inputs of empty slots may be"
     assert not places.refusal(b"")
     assert not places.refusal(InArena(0, 64))
+
+
+@pytest.mark.parametrize(
+    ("elements", "are_listed"),
+    [
+        ([], False),
+        ([b"alone"], False),
+        ([b"", b""], True),
+        ([b"x"] * LISTED_STRINGS, True),
+        ([b"x"] * (LISTED_STRINGS + 1), False),
+        ([b"x" * (INLINE_BYTES - 8), b""], True),
+        ([b"x" * (INLINE_BYTES - 7), b""], False),
+    ],
+)
+def test_which_strings_travel_one_by_one(elements: list[bytes], are_listed: bool) -> None:
+    listed = places.as_list(elements)
+    assert (listed is not None) == are_listed
+    if listed is not None:
+        assert (listed.elements, listed.nbytes) == (elements, len(strings.join(elements)))

@@ -72,15 +72,15 @@ def read_plain(datatype: int, text: bytes, elements: int) -> bytes | None:
     return None
 
 
-def read_texts(text: bytes, elements: int) -> list[str] | None:
+def read_strings(text: bytes, elements: int) -> list[bytes] | None:
     """As `read_plain`, the elements of a list of strings."""
     try:
         texts = orjson.loads(text)
-    except (orjson.JSONDecodeError, RecursionError):
+        if type(texts) is not list or len(texts) != elements:
+            return None
+        return list(map(str.encode, texts))
+    except (orjson.JSONDecodeError, RecursionError, TypeError):
         return None
-    if type(texts) is not list or len(texts) != elements or set(map(type, texts)) != {str}:
-        return None
-    return texts
 
 
 @lru_cache(maxsize=2048)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def quoted(text: bytes) -> bytes:
     return b'"%b"' % _SPECIAL.sub(lambda found: _ESCAPED[found[0]], text)
 
 
-def strings(elements: list[bytes]) -> bytes:
+def strings(elements: Sequence[bytes]) -> bytes:
     """An array of strings."""
     if not elements:
         return b"[]"

@@ -61,7 +61,7 @@ class ModelBatch:
                 inputs.append(Tensor._of_region(name, datatype, shape, data))
                 continue
             if data[0] == LIST:
-                inputs.append(Tensor._listed(name, shape, messages.unpack_texts(data[1])))
+                inputs.append(Tensor._listed(name, shape, data[1]))  # type: ignore[arg-type]
                 continue
             if data[0] == ZEROS:
                 inputs.append(Tensor._of_zeros(name, datatype, shape, data[1]))  # type: ignore[arg-type]
