@@ -31,9 +31,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tools.browser import Browser
+from tools.browser import PROGRAM, Browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 # Name, width and height in points, pixels per point, dark
 PICTURES = (
@@ -153,9 +152,9 @@ def refuse_what_is_ours(text: str, folder: Path) -> None:
 
 def take(url: str, folder: Path, name: str, width: int, height: int, scale: int, dark: bool) -> Path:
     """A picture of a page."""
-    assert BROWSER is not None
+    assert PROGRAM is not None
     picture = folder / f"{name}.png"
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command = [PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     command += [f"--user-data-dir={folder}/browser", f"--screenshot={picture}", f"--window-size={width},{height}"]
     command += [f"--force-device-scale-factor={scale}", "--virtual-time-budget=4000"]
     command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", url]
@@ -169,7 +168,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30, help="how long requests come before (30)")
     parser.add_argument("--into", type=Path, default=IMAGES, help="the folder for the pictures (docs/images)")
     options = parser.parse_args()
-    if BROWSER is None:
+    if PROGRAM is None:
         raise SystemExit("this needs chromium")
     options.into.mkdir(parents=True, exist_ok=True)
     if options.only != "try":
