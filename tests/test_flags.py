@@ -212,7 +212,7 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
             ["m", "--cache-config=local,size=1M", "--response-cache-byte-size=1048576"],
             "Incompatible flags --response-cache-byte-size and --cache-config both provided",
         ),
-        (["m", "--rate-limit=sometimes"], "invalid argument for --rate-limit, got: sometimes"),
+        (["m", "--rate-limit=sometimes"], "--rate-limit: invalid argument, got: sometimes"),
         (["m", "--rate-limit-resource=R"], "--rate-limit-resource option format is"),
         (["m", "--rate-limit-resource=R:1:2:3"], "--rate-limit-resource option format is"),
         (["m", "--rate-limit-resource=R:x"], "Invalid option value. Got x"),

@@ -31,10 +31,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tools.browser import Browser
+from tools.browser import PROGRAM, Browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-IMAGES = Path(__file__).parents[1] / "docs" / "images"
+DOCS = Path(__file__).parents[1] / "docs"
+IMAGES = DOCS / "images"
 # Name, width and height in points, pixels per point, dark
 PICTURES = (
     ("status-desktop-light", 1180, 1080, 1, False),
@@ -42,7 +42,12 @@ PICTURES = (
     ("status-phone-light", 500, 1180, 1, False),
     ("status-phone-dark", 500, 1180, 1, True),
 )
-TRIED = ("try-desktop-light", 1000, 620)
+# Name, page with the models, the model that is asked, width and height; a model of images is asked with IMAGE
+TRIED = (
+    ("try-desktop-light", "index.md", "double", 1000, 620),
+    ("try-image", "guides/gallery.md", "outlines", 1000, 1030),
+)
+IMAGE = "try-desktop-light"
 MOST_BYTES = 150_000
 
 MODEL = """
@@ -153,9 +158,9 @@ def refuse_what_is_ours(text: str, folder: Path) -> None:
 
 def take(url: str, folder: Path, name: str, width: int, height: int, scale: int, dark: bool) -> Path:
     """A picture of a page."""
-    assert BROWSER is not None
+    assert PROGRAM is not None
     picture = folder / f"{name}.png"
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command = [PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     command += [f"--user-data-dir={folder}/browser", f"--screenshot={picture}", f"--window-size={width},{height}"]
     command += [f"--force-device-scale-factor={scale}", "--virtual-time-budget=4000"]
     command += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", url]
@@ -169,31 +174,36 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30, help="how long requests come before (30)")
     parser.add_argument("--into", type=Path, default=IMAGES, help="the folder for the pictures (docs/images)")
     options = parser.parse_args()
-    if BROWSER is None:
+    if PROGRAM is None:
         raise SystemExit("this needs chromium")
     options.into.mkdir(parents=True, exist_ok=True)
     if options.only != "try":
         with tempfile.TemporaryDirectory() as made:
             take_status(Path(made), options.seconds, options.into)
     if options.only != "status":
-        with tempfile.TemporaryDirectory() as made:
-            take_try(Path(made), options.into)
+        for wanted in TRIED:
+            with tempfile.TemporaryDirectory() as made:
+                take_try(Path(made), options.into, *wanted)
 
 
-def take_try(folder: Path, into: Path) -> None:
-    """The model of the first page, asked."""
-    page = (Path(__file__).parents[1] / "docs" / "index.md").read_text()
-    for title, text in re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL):
-        (folder / title).parent.mkdir(parents=True, exist_ok=True)
-        (folder / title).write_text(text)
+def take_try(folder: Path, into: Path, name: str, page: str, model: str, width: int, height: int) -> None:
+    """A model of a page of the docs, asked."""
+    text = (DOCS / page).read_text()
+    for title, file in re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', text, re.MULTILINE | re.DOTALL):
+        if title.startswith(f"models/{model}/"):
+            (folder / title).parent.mkdir(parents=True, exist_ok=True)
+            (folder / title).write_text(file)
     process, ports = serve(folder)
-    name, width, height = TRIED
     try:
         with Browser(folder / "browser") as browser:
             browser.open(f"http://127.0.0.1:{ports['HTTPService']}/try", width, height)
             browser.until("document.querySelector('#inputs textarea')")
-            browser.run("at('ask').click()")
-            browser.until("document.body.dataset.answered")
+            if browser.run("Boolean(document.querySelector('#inputs input[type=file]'))"):
+                browser.choose_file("#inputs input[type=file]", into / f"{IMAGE}.png")
+            # Some times, as the first answer takes longer than those after it
+            for _ in range(5):
+                browser.run("delete document.body.dataset.answered; at('ask').click()")
+                browser.until("document.body.dataset.answered")
             browser.screenshot(into / f"{name}.png")
     finally:
         process.send_signal(signal.SIGTERM)

@@ -27,7 +27,7 @@ def test_a_new_model_is_served_asked_and_tested(
     done = subprocess.run(tests, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
     with Serving(folder) as server:
-        client = [sys.executable, str(folder / "client.py"), f"http://127.0.0.1:{server.port}"]
+        client = [sys.executable, str(folder / "client.py"), f"--url=http://127.0.0.1:{server.port}"]
         done = subprocess.run(client, capture_output=True, text=True, timeout=60)
         assert done.stdout == "Y [2, 3] [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]\n", done.stderr
         # What a person sees whose client asks for another model, or asks nobody.
@@ -35,11 +35,12 @@ def test_a_new_model_is_served_asked_and_tested(
         lost = (folder / "client.py").rename(folder.parent / "thrice" / "client.py")
         client[1] = str(lost)
         done = subprocess.run(client, capture_output=True, text=True, timeout=60)
-        refused = f"the server at {client[2]} refused: Request for unknown model: 'thrice' is not found\n"
+        url = client[2].removeprefix("--url=")
+        refused = f"the server at {url} refused: Request for unknown model: 'thrice' is not found\n"
         assert (done.returncode, done.stderr) == (1, refused)
     done = subprocess.run(client, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr.startswith(f"no server answers at {client[2]} (")
+    assert done.stderr.startswith(f"no server answers at {url} (")
     assert done.stderr.count("\n") == 1
 
 

@@ -16,7 +16,7 @@ from tests.real_server import Serving
 
 # What stands for the ports of a server that takes any that are free
 _PLACES = {"localhost:8000": "port", "localhost:8001": "grpc_port", "localhost:8002": "metrics_port"}
-TIMEOUT_S = 120
+TIMEOUT_S = 600
 
 
 class Reader:

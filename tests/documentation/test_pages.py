@@ -23,6 +23,7 @@ OTHERWISE = {
     "docs/security.md": "tests/server/test_facing_the_internet.py",
     "docs/browser.md": "tests/server/test_browsers.py",
     "docs/examples.md": "tests/model_repository/test_examples.py",
+    "docs/guides/gallery.md": "tests/documentation/test_gallery.py",
     "docs/developing.md": "tests/stub/backends/test_documented.py",
     "docs/deployment/ray-serve.md": "tests/deploy/test_ray_serve.py",
     "docs/deployment/several-servers.md": "tests/documentation/test_several_servers.py",

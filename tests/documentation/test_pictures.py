@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_each_is_small_and_shown() -> None:
     pictures = {path.name for path in (DOCS / "images").iterdir()}
-    assert pictures == {f"{name}.png" for name, *_ in (*PICTURES, TRIED)}
+    assert pictures == {f"{name}.png" for name, *_ in (*PICTURES, *TRIED)}
     shown = {name for page in DOCS.rglob("*.md") for name in re.findall(r"images/([\w-]+\.png)", page.read_text())}
     assert shown == pictures
     for name in pictures:

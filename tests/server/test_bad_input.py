@@ -56,6 +56,8 @@ def ask(
         ({"shape": [-1, 2]}, 500, "Unable to parse 'shape'"),
         ({"datatype": "INT32"}, 400, "data-type is 'INT32', but model 'echo' expects 'FP32'"),
         ({"datatype": "FP31"}, 400, "invalid datatype for input INPUT0"),
+        ({"datatype": "STRING"}, 400, "invalid datatype for input INPUT0. In requests STRING is called BYTES."),
+        ({"datatype": "TYPE_FP32"}, 400, "invalid datatype for input INPUT0. In requests TYPE_FP32 is called FP32."),
         ({"data": ["a", "b"]}, 500, "Unable to parse 'data': attempt to access JSON non-number as double"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import http.server
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -16,11 +15,11 @@ import pytest
 
 from stubserve.commands.init import write_model as write_new_model
 from tests.real_server import Serving, binary_request, write_model
+from tools.browser import PROGRAM
 
 PAGE = Path(__file__).parents[2] / "docs" / "browser.md"
 HERE = "http://localhost:3000"
 EXPOSED = "Inference-Header-Content-Length, Content-Encoding"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +88,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium or Chrome on this machine")
+@pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium or Chrome on this machine")
 @pytest.mark.parametrize(("flags", "shown"), [(("--http-cors-origin=*",), "2, 4, 6"), ((), "failed: ")])
 def test_the_page_of_the_docs_calls_a_model(tmp_path: Path, flags: tuple[str, ...], shown: str) -> None:
     (page,) = re.findall(r"^```html\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -105,8 +104,8 @@ def test_the_page_of_the_docs_calls_a_model(tmp_path: Path, flags: tuple[str, ..
         serving.start()
         try:
             url = f"http://127.0.0.1:{pages.server_address[1]}/?server=http://127.0.0.1:{server.port}"
-            assert BROWSER is not None
-            command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+            assert PROGRAM is not None
+            command = [PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
             command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=60000", "--dump-dom", url]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         finally:

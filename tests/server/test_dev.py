@@ -104,6 +104,14 @@ def test_a_traceback_shows_the_lines_that_ran(repository: Path) -> None:
         assert "a new line in its place" not in server.output[told:]
 
 
+def test_a_missing_return_is_told_in_the_log_too(repository: Path) -> None:
+    write_model(repository, "adds", adds(1).replace("return [", "responses = ["))
+    with Serving(repository, "--dev") as server:
+        refused = server.infer_array("adds", np.zeros(1, np.float32))
+        assert "Is `return responses` missing" in refused.error
+        server.wait_for(r"Model 'adds_0' let go of .* Is `return responses` missing at the end of `execute`\?")
+
+
 @pytest.mark.parametrize("output", ["OUTPUT1", "OUTPUT0"])
 def test_wrong_outputs_are_refused(repository: Path, output: str) -> None:
     source = adds(1, output).replace("array =", "array = __import__('numpy').float64(1) *")

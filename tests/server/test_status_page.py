@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import os
 import re
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ import pytest
 from tests.real_server import Serving, binary_output, eventually, io_config, write_model
 from tools.browser import PROGRAM, Browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 FAILS = f"""
     class TritonPythonModel:
@@ -87,7 +85,7 @@ def test_a_model_that_sleeps_is_asleep(tmp_path: Path) -> None:
 
     with Serving(tmp_path / "models", "--sleep-after-secs=0.1") as server:
         eventually(lambda: seen(server) == ["READY", True, True])
-        if BROWSER is not None:
+        if PROGRAM is not None:
             page = in_a_browser(server, tmp_path / "profile")
             assert re.search(r'<td class="state"[^>]*><span class="pill *">asleep</span>', page)
             assert '<span id="state" class="pill good" role="status">ready</span>' in page
@@ -95,8 +93,8 @@ def test_a_model_that_sleeps_is_asleep(tmp_path: Path) -> None:
 
 def in_a_browser(server: Serving, profile: Path) -> str:
     """The page as the browser has it after some seconds of its own time."""
-    assert BROWSER is not None
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--dump-dom"]
+    assert PROGRAM is not None
+    command = [PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--dump-dom"]
     command += ["--virtual-time-budget=5000", f"http://127.0.0.1:{server.metrics_port}/"]
     return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
 
@@ -139,7 +137,7 @@ def test_the_page_asks_for_a_token(repository: Path, tmp_path: Path) -> None:
                 browser.until(f"document.getElementById('state')?.textContent === '{state}'")
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs chromium")
+@pytest.mark.skipif(PROGRAM is None, reason="needs chromium")
 def test_in_a_browser(server: Serving, tmp_path: Path) -> None:
     page = in_a_browser(server, tmp_path)
     assert "<title>triton: stubserve</title>" in page

@@ -211,7 +211,7 @@ def _encrypted(key: str) -> str:
     ("broken", "told"),
     [
         ("cert missing", "/nosuch.pem: No such"),
-        ("key is a certificate", r"{root}: there is no private key in PEM"),
+        ("key is a certificate", r'{root}: there is no private key in PEM"'),
         ("certificate is a key", r"{key}: there is no certificate in PEM"),
         ("key of another", r"{certificate}: the certificate and the private key {other} cannot be used together"),
         ("encrypted key", r"{other}: the private key is encrypted"),

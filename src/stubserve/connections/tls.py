@@ -75,11 +75,12 @@ def _context(tls: Tls, protocols: Sequence[str]) -> ssl.SSLContext:
 def _explained(error: ssl.SSLError, tls: Tls) -> OSError:
     """Which of the two files cannot be used, and why."""
     key = Path(tls.key).read_bytes()
+    reason = f" ({error.reason})" if error.reason else ""
     if b"ENCRYPTED" in key:
         return OSError(error.errno, "the private key is encrypted, and the server needs it without", tls.key)
     if b"PRIVATE KEY-----" not in key:
-        return OSError(error.errno, f"there is no private key in PEM ({error.reason})", tls.key)
+        return OSError(error.errno, f"there is no private key in PEM{reason}", tls.key)
     if b"-----BEGIN CERTIFICATE-----" not in Path(tls.certificate).read_bytes():
-        return OSError(error.errno, f"there is no certificate in PEM ({error.reason})", tls.certificate)
-    text = f"the certificate and the private key {tls.key} cannot be used together ({error.reason})"
+        return OSError(error.errno, f"there is no certificate in PEM{reason}", tls.certificate)
+    text = f"the certificate and the private key {tls.key} cannot be used together{reason}"
     return OSError(error.errno, text, tls.certificate)

@@ -260,7 +260,7 @@ def parse_rate_limit(text: str) -> str:
     """Whether instances share resources, in any case. Raises UsageError."""
     mode = text.lower()
     if mode not in ("off", "execution_count"):
-        raise UsageError(f"invalid argument for --rate-limit, got: {text}. Use off or execution_count")
+        raise UsageError(f"invalid argument, got: {text}. Use off or execution_count")
     return mode
 
 

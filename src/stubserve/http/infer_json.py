@@ -7,7 +7,7 @@ from typing import Any
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, DataType
 
 from stubserve.api.placement import IN_REGION, Placer, ReplyFormat, Slot
-from stubserve.errors import invalid
+from stubserve.errors import ServeError, invalid
 from stubserve.http.body import too_large
 from stubserve.http.infer_document import read_parameters
 from stubserve.http.json import data as json_data
@@ -42,7 +42,8 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
         parameters = find(item, "parameters")
         _check_content_fields(item, parameters)
         name = as_string(find(item, "name"), "name")
-        datatype = BY_NAME.get(as_string(find(item, "datatype"), "datatype"), _INVALID).number
+        named = as_string(find(item, "datatype"), "datatype")
+        datatype = BY_NAME.get(named, _INVALID).number
         shape = tuple([as_uint(size, "shape") for size in as_array(find(item, "shape"), "shape")])
         if any(size > _MAX_ELEMENTS for size in shape):
             raise invalid(
@@ -68,7 +69,7 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
                 if request.regions is None:
                     request.regions = {}
                 continue
-            data = _json_tensor(name, datatype, shape, item["data"], max_input_size)
+            data = _json_tensor(name, named, datatype, shape, item["data"], max_input_size)
             request.inputs.append(placer.put(name, datatype, shape, data))
     if at != placer.size:
         raise invalid(f"unexpected additional input data for model '{signature.model}'")
@@ -112,7 +113,7 @@ def note_regions(request: Request, slots: dict[str, Slot]) -> None:
         request.regions = {**(request.regions or {}), **regions}
 
 
-def _json_tensor(name: str, datatype: int, shape: tuple[int, ...], data: Any, max_input_size: int) -> bytes:
+def _json_tensor(name: str, named: str, datatype: int, shape: tuple[int, ...], data: Any, max_input_size: int) -> bytes:
     elements = 0 if 0 in shape else 1
     for size in shape:
         elements *= size
@@ -134,10 +135,20 @@ def _json_tensor(name: str, datatype: int, shape: tuple[int, ...], data: Any, ma
         )
     if elements * itemsize > max_input_size:
         raise too_large(f"JSON input '{name}'", elements * itemsize, max_input_size)
+    if datatype not in BY_NUMBER:
+        raise _no_datatype(name, named)
     content = json_data.read(name, datatype, data, elements)
     if len(content) > max_input_size:
         raise too_large(f"JSON input '{name}'", len(content), max_input_size)
     return content
+
+
+def _no_datatype(name: str, named: str) -> ServeError:
+    """Upstream's text; for a type's name in `config.pbtxt` with the one that it has in requests."""
+    meant = next((kind.name for kind in BY_NAME.values() if named in (kind.config_name, kind.config_name[5:])), "")
+    return invalid(
+        f"invalid datatype for input {name}" + (f". In requests {named} is called {meant}." if meant else "")
+    )
 
 
 def _read_outputs(request: Request, outputs: Any, placer: Placer) -> dict[str, Slot] | None:

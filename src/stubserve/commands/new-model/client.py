@@ -1,8 +1,9 @@
-"""Asks the model, which `stubserve serve` serves, for twice some numbers: python client.py [URL]
+"""Asks the model, which `stubserve serve` serves, for twice some numbers: python client.py [--url URL]
 
 It needs nothing but Python. tritonclient, which comes from PyPI, speaks the same protocol, over gRPC as well.
 """
 
+import argparse
 import json
 import sys
 import urllib.error
@@ -10,7 +11,10 @@ import urllib.request
 from pathlib import Path
 
 MODEL = Path(__file__).resolve().parent.name
-SERVER = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8000"
+
+parser = argparse.ArgumentParser(description="Asks the model for twice some numbers.")
+parser.add_argument("--url", default="http://localhost:8000", help="where the server is (%(default)s)")
+SERVER = parser.parse_args().url
 
 # One request with a batch of two rows. The data is written flat: row by row.
 question = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [2, 3], "data": [1, 2, 3, 4, 5, 6]}]}

@@ -107,8 +107,6 @@ def read(name: str, datatype: int, data: list[Any], elements: int) -> bytes:
             f"receiving {BY_NUMBER[datatype].name} data via JSON is not supported. "
             f"Please use the binary data format for input {name}"
         )
-    if datatype not in BY_NUMBER:
-        raise invalid(f"invalid datatype for input {name}")
     if datatype == BYTES and len(data) == 1 and type(data[0]) is str:
         return _strings(data, {str})
     flat, kinds = _flatten(data)

@@ -162,13 +162,14 @@ class PythonBackend(Backend):
                 sender._fail(error)
 
     def _report_dropped(self) -> None:
+        hint = "" if self._senders.decoupled else ". Is `return responses` missing at the end of `execute`?"
         for number, index in self._senders.report_dropped(self._instance.name):
             self.host.log(
                 codes.LOG_WARNING,
                 "backend.py",
                 0,
-                "Model '{}' let go of the response sender of request {} of batch {} without the final flag".format(
-                    self._instance.name, index, number
+                "Model '{}' let go of the response sender of request {} of batch {} without the final flag{}".format(
+                    self._instance.name, index, number, hint
                 ),
             )
 
