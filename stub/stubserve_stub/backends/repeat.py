@@ -43,10 +43,7 @@ _LOOK_S = 0.1
 
 
 class _StreamingModel:
-    """A decoupled model that answers each request from a thread of its own. `inputs` and `outputs` have data types."""
-
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
+    """A decoupled model that answers each request from a thread of its own."""
 
     def initialize(self, arguments: Dict[str, str]) -> None:
         self.config: Dict[str, Any] = json.loads(arguments["model_config"])
@@ -73,18 +70,15 @@ class _StreamingModel:
 
 
 class _Repeat(_StreamingModel):
-    inputs = {"IN": "INT32", "DELAY": "UINT32", "WAIT": "UINT32"}
-    outputs = {"OUT": "INT32", "IDX": "UINT32"}
-
     def check(self) -> None:
         if int(self.config.get("max_batch_size", 0)):
             raise Refusal("repeat backend only supports models with max_batch_size == 0")
-        dims = _check_tensors(self.config, self.inputs, self.outputs)
+        dims = _check_tensors(self.config, ("IN", "DELAY", "WAIT"), ("OUT", "IDX"))
         if len(dims["IN"]) != 1:
             raise Refusal("expected IN shape to have one dimension, got {}".format(shape_text(dims["IN"])))
         _check_alike(dims["IN"], dims["DELAY"])
         _check_single(dims, "WAIT", "OUT", "IDX")
-        _check_types(self.config, {**self.inputs, **self.outputs})
+        _check_types(self.config, IN="INT32", DELAY="UINT32", WAIT="UINT32", OUT="INT32", IDX="UINT32")
 
     def answers(self, request: InferenceRequest) -> Callable[[InferenceResponseSender], None]:
         given, delay = _input(request, "IN"), _input(request, "DELAY")
@@ -110,12 +104,9 @@ class _Repeat(_StreamingModel):
 
 
 class _Square(_StreamingModel):
-    inputs = {"IN": "INT32"}
-    outputs = {"OUT": "INT32"}
-
     def check(self) -> None:
-        _check_single(_check_tensors(self.config, self.inputs, self.outputs), "IN", "OUT")
-        _check_types(self.config, {**self.inputs, **self.outputs})
+        _check_single(_check_tensors(self.config, ("IN",), ("OUT",)), "IN", "OUT")
+        _check_types(self.config, IN="INT32", OUT="INT32")
         self._infer_s = self._parameter("CUSTOM_INFER_DELAY_NS") / 1e9
         self._output_s = self._parameter("CUSTOM_OUTPUT_DELAY_NS") / 1e9
         self._failing, self._empty = self._parameter("CUSTOM_FAIL_COUNT"), self._parameter("CUSTOM_EMPTY_COUNT")
@@ -199,9 +190,7 @@ def _is_cancelled(sender: InferenceResponseSender, seconds: float) -> bool:
     return True
 
 
-def _check_tensors(
-    config: Mapping[str, Any], inputs: Mapping[str, str], outputs: Mapping[str, str]
-) -> Dict[str, List[int]]:
+def _check_tensors(config: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str]) -> Dict[str, List[int]]:
     """The dimensions of all inputs and outputs. Raises Refusal for a wrong number or order of them.
 
     Data types are for `_check_types`, which upstream does last.
@@ -227,7 +216,7 @@ def _check_single(dims: Mapping[str, Sequence[int]], *names: str) -> None:
             raise Refusal("expected {} shape to be [1], got {}".format(name, shape_text(dims[name])))
 
 
-def _check_types(config: Mapping[str, Any], expected: Mapping[str, str]) -> None:
+def _check_types(config: Mapping[str, Any], **expected: str) -> None:
     """Raises Refusal for an input or output of another data type."""
     for tensor in (*config["input"], *config["output"]):
         name, kind = tensor["name"], expected[tensor["name"]]
