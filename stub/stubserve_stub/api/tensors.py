@@ -26,6 +26,7 @@ from stubserve_stub.api import bytes_tensor
 from stubserve_stub.api.arguments import as_text, incompatible
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.wire import strings
+from stubserve_stub.wire.arena import bottom_of
 from stubserve_stub.wire.datatypes import BF16, BY_NUMBER, BYTES
 from stubserve_stub.wire.places import Zeros, zeros
 
@@ -239,9 +240,7 @@ class Tensor:
             return None
         if self._source.readonly:
             return weakref.ref(self._source)
-        base: Any = self._memory()
-        while isinstance(base, np.ndarray):
-            base = base.base
+        base = bottom_of(self._memory())
         return None if base is None else weakref.ref(base)
 
     def _nbytes(self) -> int:

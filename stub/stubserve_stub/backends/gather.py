@@ -311,11 +311,3 @@ def _wired(parts: Sequence[Output]) -> Sequence[Output]:
     if not parts or parts[0].datatype != BYTES:
         return parts
     return [part._replace(memory=strings.join(part.memory.tolist())) for part in parts]
-
-
-def nbytes_of(datatype: int, shape: Sequence[int]) -> int:
-    """The size of a tensor that is not of BYTES."""
-    nbytes = BY_NUMBER[datatype].itemsize
-    for dim in shape:
-        nbytes *= dim
-    return nbytes

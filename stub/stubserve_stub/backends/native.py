@@ -28,7 +28,7 @@ from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets
 from stubserve_stub.runtime.region_batch import SlotOutputs
 from stubserve_stub.runtime.states import States, StateUpdate, has_states, keep_states
 from stubserve_stub.wire import codes, messages, strings
-from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.arena import ArenaFull, bottom_of
 from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
 from stubserve_stub.wire.places import LIST, ZEROS, zeros
@@ -189,10 +189,7 @@ def _view(name: str, place: Any, batch: Batch, writable: bool) -> Any:
         return zeros(place[1])
     offset, view = batch.input(name, place, writable)
     array = np.frombuffer(view, np.uint8)
-    bottom: Any = array
-    while isinstance(bottom, np.ndarray):
-        bottom = bottom.base
-    batch.watch(offset, weakref.ref(bottom))
+    batch.watch(offset, weakref.ref(bottom_of(array)))
     return array
 
 

@@ -34,17 +34,13 @@ from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.outputs import own_offsets
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.arena import ArenaFull, address_of
-from stubserve_stub.wire.datatypes import BY_NUMBER
+from stubserve_stub.wire.arena import ArenaFull, address_of, bottom_of
+from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, BY_NUMBER, nbytes_of
 from stubserve_stub.wire.messages import WireTensor
 from stubserve_stub.wire.places import InArena, Lent, Zeros, zeros
 
 FOLDER = "initial_state"
 SEQUENCE_START, SEQUENCE_END = 1, 2
-
-_NUMBERS = {kind.config_name: kind.number for kind in BY_NUMBER.values()}
-# What an element takes whose type has no size: an empty string, which is its length
-_LENGTH_BYTES = 4
 
 # What a model has answered under one name: data type, shape, and a contiguous buffer
 Answered = Tuple[int, Sequence[int], Any]
@@ -87,7 +83,7 @@ def specs_of(config: Mapping[str, Any], model_dir: str) -> List[StateSpec]:
 
 
 def _spec(state: Mapping[str, Any], batches: bool, model_dir: str) -> StateSpec:
-    name, datatype = state["input_name"], _NUMBERS[state["data_type"]]
+    name, datatype = state["input_name"], BY_CONFIG_NAME[state["data_type"]].number
     batch = [1] if batches else []
     dims = [*batch, *map(int, state["dims"])]
     shape = [1 if dim == -1 else dim for dim in dims]
@@ -96,7 +92,7 @@ def _spec(state: Mapping[str, Any], batches: bool, model_dir: str) -> StateSpec:
         shape = [*batch, *map(int, initial["dims"])]
         if initial.get("data_file"):
             data = _contents(os.path.join(model_dir, FOLDER, initial["data_file"]), name)
-    zeros = bytes(_nbytes(datatype, shape))
+    zeros = bytes(nbytes_of(datatype, shape))
     if data is None:
         data = zeros
     elif BY_NUMBER[datatype].itemsize:
@@ -111,13 +107,6 @@ def _contents(path: str, name: str) -> bytes:
             return file.read()
     except OSError as error:
         raise Refusal("initial state of '{}': '{}' cannot be read: {}".format(name, path, error.strerror)) from None
-
-
-def _nbytes(datatype: int, shape: Sequence[int]) -> int:
-    nbytes = BY_NUMBER[datatype].itemsize or _LENGTH_BYTES
-    for dim in shape:
-        nbytes *= dim
-    return nbytes
 
 
 class States:
@@ -184,11 +173,8 @@ class States:
         """The memory of a state in the arena itself, which the model may write to, as an array of uint8."""
         place: Any = tensor[3]
         array = np.frombuffer(self._channel.arena.view(place.offset, place.nbytes), np.uint8)
-        bottom: Any = array
-        while isinstance(bottom, np.ndarray):
-            bottom = bottom.base
         with self._guard:
-            self._shown[place.offset] = weakref.ref(bottom)
+            self._shown[place.offset] = weakref.ref(bottom_of(array))
         return array
 
     def left_out(self, spec: StateSpec) -> None:
@@ -327,7 +313,7 @@ def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
 
 
 def _zeros_like(tensors: Sequence[WireTensor]) -> Sequence[WireTensor]:
-    return [(name, datatype, shape, Zeros(_nbytes(datatype, shape))) for name, datatype, shape, _ in tensors]
+    return [(name, datatype, shape, Zeros(nbytes_of(datatype, shape))) for name, datatype, shape, _ in tensors]
 
 
 def _lies_at(buffer: Any, address: int, nbytes: int) -> bool:

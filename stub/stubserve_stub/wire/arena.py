@@ -144,6 +144,13 @@ class Arena:
         return Segment(self.fd, index, start, self.span)
 
 
+def bottom_of(array: Any) -> Any:
+    """What lies at the bottom of an array: it lives as long as anything that is made of its memory."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array
+
+
 def address_of(buffer: Any) -> int:
     """Where a contiguous buffer lies in this process."""
     array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)

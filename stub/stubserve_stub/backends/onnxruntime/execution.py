@@ -28,14 +28,14 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from stubserve_stub.backends.gather import Gathered, nbytes_of
+from stubserve_stub.backends.gather import Gathered
 from stubserve_stub.backends.loading.contract import TensorInfo
 from stubserve_stub.backends.native import InputView, Output
 from stubserve_stub.backends.onnxruntime.contract import ELEMENT_TYPES, Contract
 from stubserve_stub.backends.onnxruntime.session import explain
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.arena import address_of
-from stubserve_stub.wire.datatypes import BYTES
+from stubserve_stub.wire.datatypes import BYTES, nbytes_of
 from stubserve_stub.wire.layout import INLINE_BYTES
 
 Room = Callable[[int], Optional[np.ndarray]]

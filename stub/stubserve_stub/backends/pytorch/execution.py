@@ -19,10 +19,9 @@ from stubserve_stub.backends.pytorch.program import Naming, Program
 from stubserve_stub.backends.pytorch.tensors import Tensors
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, BYTES
+from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, BY_NUMBER, BYTES
 
 _GPU = re.compile("cuda|nvidia", re.IGNORECASE)
-_CONFIG_NUMBERS = {kind.config_name: kind.number for kind in BY_NAME.values()}
 
 
 class Execution:
@@ -39,7 +38,7 @@ class Execution:
         self._tensors = tensors
         # Of each output its data type, and the shape in which one without dimensions is sent
         outputs = [*added_outputs(config), *config["output"]]
-        self._types = {output["name"]: _CONFIG_NUMBERS[output["data_type"]] for output in outputs}
+        self._types = {output["name"]: BY_CONFIG_NAME[output["data_type"]].number for output in outputs}
         self._scalars = {output["name"]: _ones(output["dims"]) for output in outputs}
         self._defaults: List[Any] = []
         if program.arguments is not None:

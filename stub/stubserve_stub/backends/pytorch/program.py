@@ -23,7 +23,7 @@ from stubserve_stub.backends.loading.contract import (
 )
 from stubserve_stub.backends.pytorch.tensors import Tensors
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.wire.datatypes import BY_NUMBER
+from stubserve_stub.wire.datatypes import BY_CONFIG_NAME
 
 
 class Argument(NamedTuple):
@@ -59,7 +59,6 @@ class Program(NamedTuple):
 
 
 _STRING = "TYPE_STRING"
-_NUMBERS = {kind.config_name: number for number, kind in BY_NUMBER.items()}
 
 
 class Naming(NamedTuple):
@@ -208,7 +207,7 @@ def _check_type(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any],
                     what, tensor["name"], config["name"]
                 )
             )
-    elif kind not in _NUMBERS or not tensors.has(_NUMBERS[kind]):
+    elif kind not in BY_CONFIG_NAME or not tensors.has(BY_CONFIG_NAME[kind].number):
         raise Refusal(
             "unsupported datatype {} for {} '{}' for model '{}'".format(kind, what, tensor["name"], config["name"])
         )
