@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stubserve_stub.backends.loading.contract import TensorInfo, dims_of
+from stubserve_stub.backends.loading import TensorInfo, dims_of
 from stubserve_stub.backends.onnxruntime.contract import Contract
 from stubserve_stub.backends.onnxruntime.file import CutOff, fields
 from stubserve_stub.wire.datatypes import BY_NAME

@@ -15,7 +15,7 @@ import time
 from typing import Any, Dict, List, Sequence, Tuple
 
 from stubserve_stub.backends.base import InstanceFacts
-from stubserve_stub.backends.loading.contract import dims_of, shape_text
+from stubserve_stub.backends.loading import dims_of, shape_text
 from stubserve_stub.backends.native import InputView, NativeBackend, NativeRequest, NativeResponse, Output
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes

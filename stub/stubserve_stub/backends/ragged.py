@@ -25,7 +25,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Op
 
 import numpy as np
 
-from stubserve_stub.backends.loading.contract import dims_of
+from stubserve_stub.backends.loading import dims_of
 from stubserve_stub.backends.native import InputView, NativeRequest, Output
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes

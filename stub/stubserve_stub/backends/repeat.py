@@ -33,7 +33,7 @@ from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.base import InstanceFacts, ModelFiles
-from stubserve_stub.backends.loading.contract import shape_text
+from stubserve_stub.backends.loading import shape_text
 from stubserve_stub.backends.python.backend import PythonBackend
 from stubserve_stub.backends.python.model import Model
 from stubserve_stub.runtime.failure import Refusal

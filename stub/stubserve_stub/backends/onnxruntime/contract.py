@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
-from stubserve_stub.backends.loading.contract import TensorInfo, added_inputs, added_outputs, compare, compare_type
+from stubserve_stub.backends.loading import TensorInfo, added_inputs, added_outputs, compare, compare_type
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.datatypes import BF16, BY_CONFIG_NAME, BY_NAME, BY_NUMBER, BYTES
 

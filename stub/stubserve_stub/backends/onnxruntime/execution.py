@@ -29,7 +29,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from stubserve_stub.backends.gather import Gathered
-from stubserve_stub.backends.loading.contract import TensorInfo
+from stubserve_stub.backends.loading import TensorInfo
 from stubserve_stub.backends.native import InputView, Output
 from stubserve_stub.backends.onnxruntime.contract import ELEMENT_TYPES, Contract
 from stubserve_stub.backends.onnxruntime.session import explain

@@ -6,14 +6,13 @@ from typing import Any, Callable, Dict, List
 
 from stubserve_stub.backends.base import InstanceFacts, ModelFiles
 from stubserve_stub.backends.gather import Gatherer
-from stubserve_stub.backends.loading.refusals import import_package, refuse_gpu
+from stubserve_stub.backends.loading import import_package, refuse_gpu
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
 from stubserve_stub.backends.pytorch import file as torch_file
-from stubserve_stub.backends.pytorch import module, saved
+from stubserve_stub.backends.pytorch import saved
 from stubserve_stub.backends.pytorch.execution import Execution, explain
 from stubserve_stub.backends.pytorch.options import Options, options_of, switch
-from stubserve_stub.backends.pytorch.program import Program, resolve
-from stubserve_stub.backends.pytorch.tensors import Tensors
+from stubserve_stub.backends.pytorch.program import Program, Tensors, resolve
 from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -58,7 +57,7 @@ class PyTorchBackend(NativeBackend):
     def _load(self, path: str, device: Any, options: Options, tensors: Tensors) -> Program:
         name = self.config["name"]
         if path.endswith(torch_file.SOURCE):
-            return module.load(self._torch, path, name, options, self._log)
+            return saved.load_module(self._torch, path, name, options, self._log)
         kind = torch_file.kind_of(path)
         loaders: Dict[str, Callable[[], Program]] = {
             torch_file.TORCHSCRIPT: lambda: saved.load_torchscript(self._torch, path, device),

@@ -13,10 +13,9 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from stubserve_stub.api.bytes_tensor import object_array
 from stubserve_stub.backends.gather import Gathered
-from stubserve_stub.backends.loading.contract import added_outputs
+from stubserve_stub.backends.loading import added_outputs
 from stubserve_stub.backends.native import InputView, Output
-from stubserve_stub.backends.pytorch.program import Naming, Program
-from stubserve_stub.backends.pytorch.tensors import Tensors
+from stubserve_stub.backends.pytorch.program import Naming, Program, Tensors
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, BY_NUMBER, BYTES
