@@ -36,7 +36,7 @@ def registry() -> Iterator[MetricRegistry]:
     made = MetricRegistry({})
     join(made)
     yield made
-    metrics.disconnect()
+    metrics.connect(None)
 
 
 def test_outside_of_a_server() -> None:

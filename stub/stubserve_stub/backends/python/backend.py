@@ -159,7 +159,7 @@ class PythonBackend(Backend):
         for reference in senders:
             sender = reference()
             if sender is not None:
-                sender._fail(error)
+                sender._end(error, alone=True)
 
     def _report_dropped(self) -> None:
         for number, index in self._senders.report_dropped(self._instance.name):
@@ -193,7 +193,7 @@ class PythonBackend(Backend):
     # The end
 
     def instance_finalize(self) -> None:
-        bls.disconnect()
+        bls.connect(None)
         try:
             self._model.finalize()
         finally:
