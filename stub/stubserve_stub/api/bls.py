@@ -24,8 +24,7 @@ from stubserve_stub.api.constants import ErrorCode
 from stubserve_stub.api.exceptions import TritonError, TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.runtime.lease import Lease
-from stubserve_stub.runtime.outputs import own_offsets
+from stubserve_stub.runtime.outputs import Lease, own_offsets
 from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import COPIED_BYTES, INLINE_BYTES
@@ -280,7 +279,7 @@ def _output(channel: Channel, name: str, datatype: int, shape: Sequence[int], wi
     if not isinstance(place, (InArena, Shared)):
         why = places.refusal(place) or "lies in memory that was never this stub's to read"
         raise TritonModelException("Output '{}' of another model {}.".format(name, why))
-    view = Lease(channel, place.offset, place.nbytes).view()
+    view = Lease(channel.arena, place.offset, place.nbytes, channel.drop).view()
     if isinstance(place, Shared) or place.nbytes <= COPIED_BYTES:
         view = view.toreadonly()
     else:

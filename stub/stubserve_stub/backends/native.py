@@ -25,7 +25,7 @@ from stubserve_stub.backends.base import Backend, InstanceFacts
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets
-from stubserve_stub.runtime.region_batch import SlotOutputs
+from stubserve_stub.runtime.region_batch import RegionWriter
 from stubserve_stub.runtime.states import States, StateUpdate, has_states, keep_states
 from stubserve_stub.wire import codes, messages, strings
 from stubserve_stub.wire.arena import ArenaFull, bottom_of
@@ -132,7 +132,7 @@ class NativeBackend(Backend):
         try:
             for wire in batch.requests:
                 # Not a comprehension: when one fails, those before it count.
-                regions = None if batch.regions is None else batch.regions.outputs(len(entries))
+                regions = None if batch.regions is None else batch.regions.writer(len(entries))
                 entry = None if wire is None else entry_of(next(given), batch, regions)
                 entries.append(entry)
         except BaseException:
@@ -220,10 +220,10 @@ def _without_states(
     return response._replace(outputs=[output for output in response.outputs if output.name in request.outputs])
 
 
-def entry_of(response: NativeResponse, placer: Any, in_regions: Optional[SlotOutputs] = None) -> WireResponse:
+def entry_of(response: NativeResponse, placer: Any, in_regions: Optional[RegionWriter] = None) -> WireResponse:
     """A response as the wire has it; an error where its outputs find no memory. `placer` places and frees them.
 
-    `in_regions` knows those that go into shared memory of the client.
+    `in_regions` writes outputs into shared memory of the client.
     """
     if response.error:
         return failed(response.error, response.code)
@@ -235,7 +235,7 @@ def entry_of(response: NativeResponse, placer: Any, in_regions: Optional[SlotOut
                 # What goes into the message as it is has the form of the wire already.
                 outputs.append(output)
                 continue
-            place = None if in_regions is None else in_regions.place(name, buffer)
+            place = None if in_regions is None else in_regions(name, buffer)
             outputs.append((name, datatype, shape, placer.place(buffer) if place is None else place))
     except BaseException as error:
         placer.free(own_offsets(outputs))

@@ -29,8 +29,7 @@ import numpy as np
 
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.lease import Lease, lease_of
-from stubserve_stub.runtime.outputs import no_memory, own_offsets, placed
+from stubserve_stub.runtime.outputs import Lease, lease_of, no_memory, own_offsets
 from stubserve_stub.runtime.region_batch import RegionBatch
 from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull, address_of
@@ -165,7 +164,7 @@ class Batch:
 
     def take_back(self, entries: Sequence[Entry]) -> None:
         """Frees the outputs of a result's entries that are not to be sent after all."""
-        self.free([offset for entry in entries if isinstance(entry, tuple) for offset in placed(entry)])
+        self.free([offset for entry in entries if isinstance(entry, tuple) for offset in own_offsets(entry[1])])
 
     def settle(self, entries: Sequence[Entry]) -> Tuple[List[int], Sequence[Entry]]:
         """Finds the inputs that are still held, and moves outputs out of them: (held offsets, entries of the result).

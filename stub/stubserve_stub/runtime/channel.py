@@ -19,8 +19,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
-from stubserve_stub.runtime.output_memory import OutputMemory
-from stubserve_stub.runtime.outputs import no_memory, placed
+from stubserve_stub.runtime.outputs import OutputMemory, no_memory, own_offsets
 from stubserve_stub.runtime.patience import Patience
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.budget import ArenaFull
@@ -175,7 +174,7 @@ class Channel:
         except ArenaFull as full:
             # The message itself is too long for a record. Somebody waits for it, so it must end in one way or another.
             assert wire is not None
-            self.free(placed(wire))
+            self.free(own_offsets(wire[1]))
             self.send(messages.pack_response(*key, start_ns, no_memory(full), flags, held))
 
     def send_later(self, message: bytes) -> None:

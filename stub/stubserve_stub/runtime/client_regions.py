@@ -40,6 +40,7 @@ import msgpack
 import numpy as np
 
 from stubserve_stub.runtime.region_window import RegionGone, Window
+from stubserve_stub.wire.arena import bytes_at
 
 # How many private mappings of a region are kept for the next input
 _KEPT = 4
@@ -50,31 +51,13 @@ _DATAGRAM = 256
 class Loan:
     """What lies at the bottom of all views of one input; with the last of them it ends."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "_pool", "region", "window")
+    __slots__ = ("__array_interface__", "__weakref__", "_pool", "window")
 
-    def __init__(self, window: Window, pool: "Deque[Window]", offset: int, nbytes: int, region: int) -> None:
+    def __init__(self, window: Window, pool: "Deque[Window]", offset: int, nbytes: int) -> None:
         self.window = window
-        self.region = region
         self._pool = pool
         window.used = (offset, nbytes)
-        self.__array_interface__: Dict[str, Any] = {
-            "version": 3,
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (window.address + offset, False),
-        }
-
-    @property
-    def torn(self) -> bool:
-        return self.window.torn
-
-    def keep(self) -> None:
-        """Makes what is there now this process's own, whatever becomes of the region. Raises RegionGone."""
-        self.window.keep()
-
-    def detach(self) -> None:
-        """As `keep`, for what somebody may be writing to: it is lost again if the client makes its file smaller."""
-        self.window.detach()
+        self.__array_interface__ = bytes_at(window.address + offset, nbytes)
 
     def __del__(self) -> None:
         if len(self._pool) < _KEPT and not self.window.is_spent:
@@ -84,8 +67,7 @@ class Loan:
 class ClientRegion:
     """One region: `nbytes` from `start` on of the file behind a descriptor, which it closes."""
 
-    def __init__(self, number: int, descriptor: int, start: int, nbytes: int) -> None:
-        self.number = number
+    def __init__(self, descriptor: int, start: int, nbytes: int) -> None:
         self.nbytes = nbytes
         self._descriptor = descriptor
         self._start = start
@@ -104,14 +86,14 @@ class ClientRegion:
     def lend(self, offset: int, nbytes: int) -> Tuple["np.ndarray[Any, Any]", Loan]:
         """A part of it to be read, and written to by nobody else; bytes. Raises RegionGone."""
         self._check(offset, nbytes)
-        loan = Loan(self._private(), self._kept, offset, nbytes, self.number)
+        loan = Loan(self._private(), self._kept, offset, nbytes)
         return np.asarray(loan), loan
 
     def copy(self, offset: int, nbytes: int) -> "np.ndarray[Any, Any]":
         """What is in a part of it now. Raises RegionGone."""
         array, loan = self.lend(offset, nbytes)
         copied: np.ndarray = array.copy()
-        if loan.torn:
+        if loan.window.torn:
             raise RegionGone("it has become smaller")
         return copied
 
@@ -188,4 +170,4 @@ class ClientRegions:
             if not descriptors:
                 continue  # this process has as many open files as it may
             number, start, nbytes = msgpack.unpackb(data)
-            self._regions[number] = ClientRegion(number, descriptors[0], start, nbytes)
+            self._regions[number] = ClientRegion(descriptors[0], start, nbytes)

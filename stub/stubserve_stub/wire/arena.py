@@ -151,6 +151,11 @@ def bottom_of(array: Any) -> Any:
     return array
 
 
+def bytes_at(address: int, nbytes: int) -> Dict[str, Any]:
+    """The `__array_interface__` of an object that keeps memory of this process alive; bytes that may be written to."""
+    return {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, False)}
+
+
 def address_of(buffer: Any) -> int:
     """Where a contiguous buffer lies in this process."""
     array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)

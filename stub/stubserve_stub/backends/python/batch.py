@@ -148,7 +148,7 @@ class ModelBatch:
             if sender._sent:
                 raise ContractBroken("Unable to send response. Non-decoupled model cannot send more than one response.")
             sender._end()
-        outputs = None if batch.regions is None else batch.regions.outputs(index)
+        outputs = None if batch.regions is None else batch.regions.writer(index)
         return response._encode(request._requested_output_names, batch, update, False, outputs)
 
     def left_open(self) -> List[Entry]:
