@@ -1,12 +1,12 @@
 """DLPack: tensors exchanged with torch, numpy, jax, cupy without a copy.
 
-A capsule needs two C functions, a destructor and a deleter. Python functions behind ctypes would not do: they run
-whenever the capsule dies, also while an exception unwinds a model's frame, and then the interpreter loses that
-exception. So the capsules here are numpy's own, with numpy's C functions in them:
+A capsule needs two C functions, a destructor and a deleter. Python functions behind ctypes would not do: they run also
+while an exception unwinds a model's frame, and then the interpreter loses that exception. So the capsules here are
+numpy's own, with numpy's C functions in them:
 
-- *Export*: an array over the tensor's memory, based on a holder that references the Tensor, gives the capsule. So the
-  Tensor's reference count rises by one until the capsule, or whoever consumed it, is done. numpy has no BF16, and older
-  ones no bool: such memory goes out as uint16 or uint8, and then the type code inside the capsule is set right.
+- *Export*: an array over the tensor's memory, based on a holder that references the Tensor, gives the capsule. numpy
+  has no BF16, and older ones no bool: such memory goes out as uint16 or uint8, and then the type code inside the
+  capsule is set right.
 - *Import*: the capsule is checked here, its type code set to what numpy knows, and numpy consumes it. The memory goes
   back to its producer when the last view of numpy's array dies.
 

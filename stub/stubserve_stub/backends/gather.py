@@ -1,24 +1,20 @@
 """Requests as one batch along the first dimension, and its outputs as theirs again: the same for all native backends.
 
-Guarantees. A batch of one request is not copied: its inputs are the views that came (but one that does not lie where
-its data type may lie is). Of several requests each input is copied once, straight into one buffer, which is used again
-for the next batch, unless a model has kept it. Outputs are not copied at all: each
-request gets a slice, and where that lies in room that the backend has asked for, it is answered from there. Only
-outputs that some request asks for are asked of the model, and each request gets its own.
+A batch of one request is not copied: its inputs are the views that came (but one that does not lie where its data type
+may lie is). Of several requests each input is copied once, straight into one buffer, which is used again for the next
+batch, unless a model has kept it. Outputs are not copied: each request gets a slice, and where that lies in room that
+the backend has asked for, it is answered from there. Only outputs that some request asks for are asked of the model.
 
 Which requests run as one. Those that give the same inputs in the same shapes, but for the first dimension; others run
-after one another, as do all requests of a model without batching. The scheduler sees to it that this is rare.
-
-Ragged batches. What a configuration says of inputs whose shapes differ among the requests of a run, of inputs that are
-made for each run and of outputs that are parted by such shapes is `backends.ragged`'s; without it nothing of that is
-looked at.
+after one another, as do all requests of a model without batching. The scheduler sees to it that this is rare. Shapes
+that may differ, inputs made for each run and outputs that are parted by shapes are `backends.ragged`'s.
 
 BYTES. Backends compute on elements, not on the bytes in which they travel: an input's `memory` is a flat array of `str`
 objects, as what runs models takes no others, and an output's is one of `bytes` objects. Strings that are no text are
 the mistake of the request that has them: it is refused, and the others of its run go on without it.
 
 Cost. For a batch of one request 3 µs; for each further one a copy of its inputs, a slice for each output, 1.2 µs. Right
-behind a model that has used the caches for itself it takes three times as long, so loops over requests are short.
+behind a model that has used the caches it takes three times as long, so loops over requests are short.
 """
 
 from __future__ import annotations

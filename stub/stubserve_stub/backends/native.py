@@ -1,13 +1,11 @@
 """Shared by backends that compute on tensors, not on the objects of `pb_utils`: views come in, outputs go out.
 
-`compute` gets the whole batch at once: the requests, each with its `rows` along the first dimension. One that runs the
-batch as one tensor gathers the inputs and scatters the outputs between those two, see `backends.gather`. Nothing is
-copied here: an input's memory is the arena's, and an output that lies in it, or in `room` that was asked for, is
-answered from there.
+`compute` gets the whole batch at once: the requests, each with its `rows` along the first dimension. `backends.gather`
+makes one tensor of them, and parts its outputs. Nothing is copied here: an input's memory is the arena's, and an output
+that lies in it, or in `room` that was asked for, is answered from there.
 
-Of each input above INLINE_BYTES there is one array, and everything that is made of it (slices, arrays of other types,
-buffers) keeps the memoryview alive at its bottom. What is still alive when `execute` has returned is held, see
-`runtime.batch`; so a backend may keep an input, but need not say so.
+Of each input above INLINE_BYTES there is one array. What is made of it keeps the memoryview alive at its bottom, and
+what is alive when `execute` has returned is held (`runtime.batch`); so a backend may keep an input without a word.
 
 Implicit states (`runtime.states`) are further inputs, always read-only, and outputs that a request asks for besides its
 own, for a backend that `keeps_states`; `compute` need not know of them.

@@ -3,8 +3,8 @@
 Outputs are placed in the stub's own segment and freed when the parent says that their readers are done (`frees`).
 Inputs belong to the parent; it takes them back when a batch's result arrives, except those that the result names as
 held. What a model was given beyond a batch (held inputs, outputs in the answers to its own requests) it keeps until the
-last view dies. That may happen on any thread at any moment (in a weak reference's callback, or a finalizer), so what
-runs then only notes the offset and pokes the main thread, which tells the parent, unless another message does it first.
+last view dies, on any thread at any moment. What runs then only notes the offset and pokes the main thread, which tells
+the parent, unless another message does it first.
 
 Only the main thread receives. Any thread may send, place and free: two locks keep them apart. `sending` may be held
 over several sends, so that nothing comes in between.

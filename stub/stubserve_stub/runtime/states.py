@@ -1,23 +1,21 @@
 """Implicit state: tensors of a sequence that are kept from one of its requests to the next (`sequence_batching.state`).
 
 All requests of a sequence come to one instance, so its stub keeps the states: small ones as bytes, large ones where the
-outputs lie, in its own segment, which counts against the server's limit. They cross no ring and the parent never sees
-them. What it says with a batch is which sequence each request belongs to: by a number that no other sequence has ever
-had, so what comes late for one that is over can do no harm.
+outputs lie, in its own segment, which counts against the server's limit. The parent never sees them. It says with a
+batch which sequence each request belongs to, by a number that no other sequence has ever had.
 
 - The first request of a sequence (START) finds the initial state: zeros, the contents of a file, or, where nothing is
   said, zeros too: upstream gives the model what happens to lie in memory then, and that may be another caller's.
 - An update is what one request does with them: it is given the states, the model computes, `keep` takes the new ones
-  out of its answer. All of them are checked before the first is taken, and what was there before is freed when all are.
-  So an update that fails leaves the states as they were, and the sequence may go on from there, as upstream. So does
-  one that leaves a state out, with a line in the log: upstream says nothing of it.
-- The request with END leaves nothing. A sequence that ends without one (`over`) is told by the parent, on the control
-  thread. With the process everything is gone.
-- With `iterative_sequence` a request executes many times and END means nothing: what its sequence has is kept from one
-  execution to the next, until the parent tells that it is over.
+  out of its answer. All of them are checked before the first is taken, so an update that fails leaves the states as
+  they were, and the sequence may go on from there, as upstream. So does an update that leaves a state out, with a line
+  in the log: upstream says nothing of it.
+- The request with END leaves nothing. Of a sequence that ends without one (`over`) the parent tells.
+- With `iterative_sequence` a request executes many times and END means nothing: what its sequence has is kept until the
+  parent tells that it is over.
 
-Memory. A model that was given the state itself (`in_place`) may keep a view of it; then the block is freed when that
-has died and a further batch comes.
+A model that was given the state itself (`in_place`) may keep a view of it; then the block is freed when that has died
+and a further batch comes.
 """
 
 from __future__ import annotations
