@@ -8,7 +8,7 @@ Who owns the memory of a tensor above INLINE_BYTES, on its way there and back:
   here or there, gets a copy of its own (`Tensor._pass_on`). A tensor that the model has looked at may have been written
   to: it is copied like any other array.
 - Back. An output lies where it was made: in the segment of the model that was called or, returned as it came, in this
-  stub's own. The server holds it for this stub until the last view of it is gone (`lease`). It is the model's alone,
+  stub's own. The server holds it for this stub until the last view of it is gone (`Lease`). It is the model's alone,
   and writable, unless the server says that others read it too.
 - Onwards. An answer's output that the model returns is sent on from where it lies (`batch`).
 

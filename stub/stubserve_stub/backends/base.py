@@ -38,7 +38,7 @@ class ModelFiles(NamedTuple):
     paths: Sequence[str]
 
 
-class InstanceFacts(NamedTuple):
+class InstanceSetup(NamedTuple):
     """What an instance is told: its name, the seven arguments of Triton's `initialize` (the configuration as JSON is
     `model_config`), the names of the model's outputs, and whether it answers with any number of responses."""
 
@@ -69,7 +69,7 @@ class Backend:
         """The configuration of the model named `model`, completed; JSON both ways."""
         raise NotImplementedError
 
-    def instance_initialize(self, instance: InstanceFacts) -> None:
+    def instance_initialize(self, instance: InstanceSetup) -> None:
         pass
 
     def execute(self, batch: Batch) -> Sequence[Entry]:

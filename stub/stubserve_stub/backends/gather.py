@@ -100,15 +100,16 @@ class Gatherer:
             return [[index] for index in range(len(requests))]
         if self._alike(requests):
             return [list(range(len(requests)))]
+        # What all requests of a run have in common: their inputs, in whatever order, and the shape of a row
+        ragged = () if self._ragged is None else self._ragged.inputs
         alike: Dict[Any, List[int]] = {}
         for index, request in enumerate(requests):
-            # The order in which a client has listed its inputs does not matter.
-            key = frozenset((name, None if tail is None else tuple(tail)) for name, tail in self._form(request))
-            alike.setdefault(key, []).append(index)
+            rows = ((name, None if name in ragged else tuple(view.shape[1:])) for name, view in request.inputs.items())
+            alike.setdefault(frozenset(rows), []).append(index)
         return list(alike.values())
 
     def _alike(self, requests: Sequence[NativeRequest]) -> bool:
-        """Whether all run as one by what `_form` says of them; nothing is made for each request."""
+        """Whether all run as one, as nearly always; nothing is made for each request."""
         ragged = () if self._ragged is None else self._ragged.inputs
         first = requests[0].inputs
         for request in requests:
@@ -122,13 +123,6 @@ class Gatherer:
                 if view.shape != wanted.shape and name not in ragged and view.shape[1:] != wanted.shape[1:]:
                     return False
         return True
-
-    def _form(self, request: NativeRequest) -> List[Tuple[str, Optional[Sequence[int]]]]:
-        """What all requests of a run have in common: their inputs, and the shape of a row, None where it may differ."""
-        ragged = self._ragged
-        if ragged is None:
-            return [(name, view.shape[1:]) for name, view in request.inputs.items()]
-        return [(name, None if name in ragged.inputs else view.shape[1:]) for name, view in request.inputs.items()]
 
     def _run(self, requests: Sequence[NativeRequest], compute: Compute) -> List[NativeResponse]:
         try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Sequence, Tuple
 
-from stubserve_stub.backends.base import InstanceFacts
+from stubserve_stub.backends.base import InstanceSetup
 from stubserve_stub.backends.loading import dims_of, shape_text
 from stubserve_stub.backends.native import InputView, NativeBackend, NativeRequest, NativeResponse, Output
 from stubserve_stub.runtime.failure import Refusal
@@ -30,7 +30,7 @@ _EXAMPLES: Dict[str, Any] = {"param0": "an example string parameter", "param1": 
 class IdentityBackend(NativeBackend):
     """One instance of a model that answers with its inputs."""
 
-    def instance_initialize(self, instance: InstanceFacts) -> None:
+    def instance_initialize(self, instance: InstanceSetup) -> None:
         super().instance_initialize(instance)
         tensors = _checked(self.config)
         # Data type and shape of inputs that may be missing, by the name of the output; -1 counts as 1

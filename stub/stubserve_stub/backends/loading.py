@@ -15,7 +15,7 @@ from stubserve_stub.wire.datatypes import BY_NUMBER
 
 if TYPE_CHECKING:
     # The server wants none of a stub's process when it looks at a file.
-    from stubserve_stub.backends.base import InstanceFacts
+    from stubserve_stub.backends.base import InstanceSetup
 
 
 class TensorInfo(NamedTuple):
@@ -203,7 +203,7 @@ def lacks(package: str, extra: str) -> str:
     )
 
 
-def refuse_gpu(instance: InstanceFacts, backend: str) -> None:
+def refuse_gpu(instance: InstanceSetup, backend: str) -> None:
     """Raises Refusal for an instance that is to run on a GPU."""
     if instance.arguments["model_instance_kind"] == "GPU":
         raise Refusal(

@@ -19,12 +19,12 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from stubserve_stub.backends.base import Backend, InstanceFacts
+from stubserve_stub.backends.base import Backend, InstanceSetup
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets
 from stubserve_stub.runtime.region_batch import RegionWriter
-from stubserve_stub.runtime.states import States, StateUpdate, has_states, keep_states
+from stubserve_stub.runtime.states import States, StateUpdate, keep_states
 from stubserve_stub.wire import codes, messages, strings
 from stubserve_stub.wire.arena import ArenaFull, bottom_of
 from stubserve_stub.wire.layout import INLINE_BYTES
@@ -91,20 +91,17 @@ class NativeBackend(Backend):
     # The batch that is computed
     _batch: Optional[Batch] = None
 
-    def instance_initialize(self, instance: InstanceFacts) -> None:
+    def instance_initialize(self, instance: InstanceSetup) -> None:
         self.instance = instance
         self.config: Dict[str, Any] = json.loads(instance.arguments["model_config"])
         self._batches = int(self.config.get("max_batch_size", 0)) > 0
-        if has_states(self.config):
-            self._keep_states(instance)
-
-    def _keep_states(self, instance: InstanceFacts) -> None:
-        if not self.keeps_states:
+        if self.keeps_states:
+            self._states = keep_states(self.config, instance.arguments["model_repository"], self.host)
+        elif (self.config.get("sequence_batching") or {}).get("state"):
             raise Refusal(
                 "model instance '{}' is configured with implicit state (sequence_batching.state), which the backend "
                 "'{}' does not keep".format(instance.name, self.config.get("backend"))
             )
-        self._states = keep_states(self.config, instance.arguments["model_repository"], self.host)
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         """The response to each request. What it raises is the answer to all of them."""

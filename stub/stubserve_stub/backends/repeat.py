@@ -32,7 +32,7 @@ from stubserve_stub.api.requests import InferenceRequest, get_input_tensor_by_na
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.backends.base import InstanceFacts, ModelFiles
+from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.loading import shape_text
 from stubserve_stub.backends.python.backend import PythonBackend
 from stubserve_stub.backends.python.model import Model
@@ -150,7 +150,7 @@ class RepeatBackend(PythonBackend):
         self._model = Model(self.model_class, __file__)
         self.methods = ("execute",)
 
-    def instance_initialize(self, instance: InstanceFacts) -> None:
+    def instance_initialize(self, instance: InstanceSetup) -> None:
         if not instance.decoupled:
             raise Refusal(
                 "model instance '{}' answers with any number of responses, which config.pbtxt has to say: "

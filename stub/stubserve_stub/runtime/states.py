@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -58,18 +58,16 @@ class StateSpec(NamedTuple):
     in_place: bool
 
 
-def has_states(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration, as JSON has it, asks for implicit state."""
-    return bool((config.get("sequence_batching") or {}).get("state"))
-
-
-def keep_states(config: Mapping[str, Any], model_dir: str, host: Host) -> States:
-    """The states of an instance whose configuration asks for them; the parent can tell of sequences that are over.
+def keep_states(config: Mapping[str, Any], model_dir: str, host: Host) -> Optional[States]:
+    """The states of an instance, None if its configuration asks for none; the parent tells of sequences that are over.
 
     Raises Refusal for a file that cannot be read.
     """
+    specs = specs_of(config, model_dir)
+    if not specs:
+        return None
     iterative = bool(config["sequence_batching"].get("iterative_sequence"))
-    states = States(config["name"], specs_of(config, model_dir), host.channel, iterative, host.log)
+    states = States(config["name"], specs, host.channel, iterative, host.log)
     host.control.handle("over", lambda message: states.over(message["sequences"]))
     return states
 

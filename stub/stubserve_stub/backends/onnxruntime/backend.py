@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from stubserve_stub.backends.base import InstanceFacts, ModelFiles
+from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.gather import Gatherer
 from stubserve_stub.backends.loading import Parameters, import_package, refuse_gpu
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
@@ -47,7 +47,7 @@ class OnnxRuntimeBackend(NativeBackend):
             self._log(codes.LOG_WARNING, remark)
         return json.dumps(config)
 
-    def instance_initialize(self, instance: InstanceFacts) -> None:
+    def instance_initialize(self, instance: InstanceSetup) -> None:
         super().instance_initialize(instance)
         config = self.config
         refuse_gpu(instance, "onnxruntime")

@@ -15,7 +15,7 @@ from stubserve_stub.api.bytes_tensor import object_array
 from stubserve_stub.backends.gather import Gathered
 from stubserve_stub.backends.loading import added_outputs
 from stubserve_stub.backends.native import InputView, Output
-from stubserve_stub.backends.pytorch.program import Naming, Program, Tensors
+from stubserve_stub.backends.pytorch.program import Naming, Tensors, TorchProgram
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, BY_NUMBER, BYTES
@@ -27,7 +27,13 @@ class Execution:
     """One program and what its configuration calls its arguments and results. `torch` is the package."""
 
     def __init__(
-        self, torch: Any, program: Program, naming: Naming, tensors: Tensors, config: Mapping[str, Any], inference: bool
+        self,
+        torch: Any,
+        program: TorchProgram,
+        naming: Naming,
+        tensors: Tensors,
+        config: Mapping[str, Any],
+        inference: bool,
     ) -> None:
         self._torch_tensor = torch.Tensor
         self._mode = torch.inference_mode if inference else torch.no_grad

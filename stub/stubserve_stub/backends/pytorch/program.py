@@ -89,7 +89,7 @@ class Argument(NamedTuple):
     info: Optional[TensorInfo] = None
 
 
-class Program(NamedTuple):
+class TorchProgram(NamedTuple):
     """A loaded model. `call` takes the arguments in their order and returns what the model does.
 
     `takes_dict`: there is one argument, a dictionary of tensors, and the inputs' names are its keys. `arguments` and
@@ -118,7 +118,7 @@ class Naming(NamedTuple):
     remarks: Sequence[str]
 
 
-def resolve(config: Mapping[str, Any], program: Program, tensors: Tensors) -> Naming:
+def resolve(config: Mapping[str, Any], program: TorchProgram, tensors: Tensors) -> Naming:
     """Raises Refusal for a configuration that is not that of the program."""
     remarks: List[str] = []
     given = {what: config.get(what) or [] for what in ("input", "output")}

@@ -24,14 +24,14 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 from stubserve_stub.backends.loading import TensorInfo, import_package
 from stubserve_stub.backends.pytorch.options import Options
-from stubserve_stub.backends.pytorch.program import Argument, Program, Tensors
+from stubserve_stub.backends.pytorch.program import Argument, Tensors, TorchProgram
 from stubserve_stub.runtime.failure import Refusal
 
 _STRINGS = "List[str]"
 _TYPES = ("Tensor", "Optional[Tensor]", _STRINGS)
 
 
-def load_torchscript(torch: Any, path: str, device: Optional[str]) -> Program:
+def load_torchscript(torch: Any, path: str, device: Optional[str]) -> TorchProgram:
     """`device` is where the weights go, None for where they were saved from. Raises Refusal, and what torch raises."""
     module = torch.jit.load(path, map_location=device)
     method = getattr(module, "forward", None)
@@ -44,7 +44,7 @@ def load_torchscript(torch: Any, path: str, device: Optional[str]) -> Program:
             "'{}' takes a dictionary beside other arguments ({}). Only a single input of type Dict(str, Tensor) is "
             "supported".format(path, ", ".join(argument.name for argument in declared))
         )
-    return Program(
+    return TorchProgram(
         method,
         None if takes_dict else [_argument(path, argument) for argument in declared],
         takes_dict=takes_dict,
@@ -75,7 +75,7 @@ def _writes(method: Any) -> bool:
         return True
 
 
-def load_exported(torch: Any, path: str, tensors: Tensors) -> Program:
+def load_exported(torch: Any, path: str, tensors: Tensors) -> TorchProgram:
     """A program as torch.export.save writes it. Raises Refusal, and what torch raises."""
     export = import_package("torch.export", "pytorch")
     with nothing_executable(path):
@@ -85,7 +85,7 @@ def load_exported(torch: Any, path: str, tensors: Tensors) -> Program:
     inputs = _described(path, signature.user_inputs, values, tensors)
     outputs = _described(path, signature.user_outputs, values, tensors)
     spec = exported.call_spec
-    return Program(
+    return TorchProgram(
         _Call(torch, exported.module(), spec.in_spec, spec.out_spec),
         _arguments(torch, spec.in_spec, inputs, signature.user_inputs),
         _results(torch, spec.out_spec, outputs),
@@ -93,12 +93,12 @@ def load_exported(torch: Any, path: str, tensors: Tensors) -> Program:
     )
 
 
-def load_compiled(torch: Any, path: str) -> Program:
+def load_compiled(torch: Any, path: str) -> TorchProgram:
     """A package of AOTInductor. Raises Refusal, and what torch raises."""
     inductor = import_package("torch._inductor", "pytorch")
     compiled = inductor.aoti_load_package(path)
     in_spec, out_spec = (torch.utils._pytree.treespec_loads(text) for text in compiled.loader.get_call_spec())
-    return Program(
+    return TorchProgram(
         _Call(torch, compiled, in_spec, out_spec),
         _arguments(torch, in_spec, None, ()),
         _results(torch, out_spec, None),
@@ -215,7 +215,7 @@ def _on_audit(event: str, arguments: Tuple[Any, ...]) -> None:
 WEIGHTS = ".pt"
 
 
-def load_module(torch: Any, path: str, model: str, options: Options, log: Callable[[str], None]) -> Program:
+def load_module(torch: Any, path: str, model: str, options: Options, log: Callable[[str], None]) -> TorchProgram:
     """Raises Refusal, and whatever the file's code raises."""
     kind = _class_of(torch, _import(path, model), path, log)
     module = kind()
@@ -227,7 +227,7 @@ def load_module(torch: Any, path: str, model: str, options: Options, log: Callab
     module.to("cpu").eval()
     if options.compile is not None:
         module = torch.compile(module, **options.compile)
-    return Program(module, in_order=True, explains=False)
+    return TorchProgram(module, in_order=True, explains=False)
 
 
 def _import(path: str, model: str) -> Any:
