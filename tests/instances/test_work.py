@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from stubserve_stub.wire import layout, messages
-from stubserve_stub.wire.places import InArena, InRegion, Lent, OnDevice, Shared
+from stubserve_stub.wire.places import InArena, InRegion, Lent, Shared
 from stubserve_stub.wire.ring import MAX_RECORD
 
 from stubserve.errors import ServeError
@@ -118,8 +118,6 @@ async def test_one_memory_in_two_outputs_is_shared() -> None:
         (Shared(4096, 64), "output 'OUT' of stub 'model_0_0' is in memory that a stub cannot name"),
         (InRegion(3, 0, 64), "output 'OUT' of stub 'model_0_0' lies in a client's shared memory (region 3), of "
          "which nobody has told"),
-        (OnDevice(2, 0, b"", 0, 64), "output 'OUT' of stub 'model_0_0' lies in the memory of device 0 (kind 2), which "
-         "is not served yet"),
     ],
 )  # fmt: skip
 @on_a_loop

@@ -65,20 +65,16 @@ def check_recorded():
         assert got == expected, (expression, got, expected)
 
 
+def received(id, correlation_id, flags, parameters, tensor):
+    request = object.__new__(InferenceRequest)
+    request._set(id, correlation_id, flags, 0, parameters, None, ["OUT"], [tensor], None, None)
+    return request
+
+
 def check_stacking():
     memory = bytearray(32768)
     requests = [
-        InferenceRequest._received(
-            "",
-            0,
-            0,
-            0,
-            None,
-            None,
-            ["Y"],
-            [Tensor._received("X", 11, [1, 4096], None, memoryview(memory)[at : at + 16384])],
-            None,
-        )
+        received("", 0, 0, None, Tensor._received("X", 11, [1, 4096], None, memoryview(memory)[at : at + 16384]))
         for at in (0, 16384)
     ]
     batch = pb_utils.stack(requests, "X")
@@ -91,7 +87,7 @@ def check_stacking():
 
 def check_request():
     tensor = Tensor._received("IN", 11, (1, 2), struct.pack("<2f", 1, 2), None)
-    request = InferenceRequest._received("r", 5, 1, 0, {"a": 1.5}, None, ["OUT"], [tensor], 1)
+    request = received("r", 5, 1, {"a": 1.5}, tensor)
     array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
     array *= 2
     assert array.tolist() == [[2.0, 4.0]]

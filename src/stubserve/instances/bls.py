@@ -60,7 +60,7 @@ class StubCall(Call):
 
 
 class StubCalls:
-    """The calls that one stub has under way. It hears what the stub says about them (`messages.CallListener`).
+    """The calls that one stub has under way. It hears what the stub says about them (`messages.handlers_of_parent`).
 
     `waiter` stands for the stub where it may wait for itself. `memory` is the stub's. `given` tells which tensors
     the stub has at the moment.

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stubserve_stub.wire import layout
-from stubserve_stub.wire.control_messages import Unframer, frame
+from stubserve_stub.wire.messages import Unframer, frame
 
 from stubserve.environments.environment import Environment
 from stubserve.instances.death import cause_of_death, oom_kills

@@ -64,7 +64,7 @@ class WorkOwner(Protocol):
 
 
 class StubWork:
-    """The requests of one stub. It hears what the stub says about batches (`messages.WorkListener`).
+    """The requests of one stub. It hears what the stub says about batches (`messages.handlers_of_parent`).
 
     It is also the stub as one that may wait for others (`waiting.Waiter`).
     """

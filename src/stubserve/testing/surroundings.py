@@ -101,7 +101,7 @@ class Surroundings:
     def allow(self, calls: Any) -> None:
         """From now on the model may call others; with None it may not."""
         self.calls = calls
-        _connect(calls)
+        bls.connect(calls)
 
     def close(self) -> None:
         if self in _active:
@@ -113,26 +113,19 @@ class Surroundings:
         utils.set_model_dir(str(self._version_dir))
         logger.connect(log_line, lambda: _ALL_LEVELS)
         metrics.connect(self._metrics.questions)
-        _connect(self.calls)
+        bls.connect(self.calls)
 
     def _leave(self) -> None:
         _active.remove(self)
         self._imports.leave()
         utils.set_model_dir("")
-        logger.disconnect()
-        metrics.disconnect()
-        _connect(None)
+        logger.connect(None)
+        metrics.connect(None)
+        bls.connect(None)
 
 
 # At most one
 _active: list[Surroundings] = []
-
-
-def _connect(calls: Any) -> None:
-    if calls is None:
-        bls.disconnect()
-    else:
-        bls.connect(calls)
 
 
 def log_line(level: int, file: str, line: int, text: str) -> None:

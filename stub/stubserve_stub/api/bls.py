@@ -3,12 +3,12 @@
 Who owns the memory of a tensor above INLINE_BYTES, on its way there and back:
 
 - There. An array of the model's is copied once, into this stub's segment. The copy belongs to that request alone, so
-  the model that is called gets it as its own. A tensor that this stub was given, as input or as an answer, and at whose
-  memory the model has not looked, is passed on without a copy; its memory is then read by several, and whoever looks
-  at it from then on, here or there, gets a copy of its own (`Tensor._pass_on`). One that the model has looked at may
-  have been written to, and may be again: it is copied like any other array.
+  the model that is called gets it as its own. A tensor that this stub was given, as input or as an answer, is passed on
+  without a copy if the model has not looked at it. Several read its memory then, and whoever looks at it from then on,
+  here or there, gets a copy of its own (`Tensor._pass_on`). A tensor that the model has looked at may have been written
+  to: it is copied like any other array.
 - Back. An output lies where it was made: in the segment of the model that was called or, returned as it came, in this
-  stub's own. The server holds it for this stub until the last view of it is gone (`lease`). It is the model's alone,
+  stub's own. The server holds it for this stub until the last view of it is gone (`Lease`). It is the model's alone,
   and writable, unless the server says that others read it too.
 - Onwards. An answer's output that the model returns is sent on from where it lies (`batch`).
 
@@ -24,7 +24,7 @@ from stubserve_stub.api.constants import ErrorCode
 from stubserve_stub.api.exceptions import TritonError, TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.runtime.lease import Lease
+from stubserve_stub.runtime.outputs import Lease, own_offsets
 from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import COPIED_BYTES, INLINE_BYTES
@@ -48,7 +48,7 @@ Request = Tuple[str, Any, int, int, Any, "WireTrace", Sequence[str], List[Tensor
 TELL_RESPONSES = 16
 TELL_BYTES = 2 << 20
 
-_RUNNING = "Model {} - Error when running inference: {}"
+_NOT_NOW = "BLS is only supported during the 'execute' function."
 
 # The stub's calls while its model may make any
 _calls: Optional[Calls] = None
@@ -56,16 +56,10 @@ _calls: Optional[Calls] = None
 _relay: Optional[Callable[[Target, Request, bool], Any]] = None
 
 
-def connect(calls: Calls) -> None:
-    """From now on the model may make requests."""
+def connect(calls: Optional[Calls]) -> None:
+    """From now on the model may make requests; with None they raise."""
     global _calls
     _calls = calls
-
-
-def disconnect() -> None:
-    """From now on requests raise."""
-    global _calls
-    _calls = None
 
 
 def relay(through: Callable[[Target, Request, bool], Any]) -> None:
@@ -79,25 +73,21 @@ def execute(target: Target, request: Request, decoupled: bool) -> Any:
 
     Raises TritonModelException outside of the time between `initialize` and `finalize`.
     """
-    calls = None if _relay is not None else _allowed()
-    refused = _unsendable(target, request, decoupled) if request[4] else None
-    if refused is not None:
-        return refused
+    if _relay is not None:
+        refusal = _refusal(target, request)
+        return _refused(refusal, decoupled) if refusal else _relay(target, request, decoupled)
+    calls = _calls
     if calls is None:
-        assert _relay is not None
-        return _relay(target, request, decoupled)
-    try:
-        call = _open(calls, target, request, decoupled)
-    except ArenaFull as full:
-        return _refused(str(full), ErrorCode.UNAVAILABLE, decoupled)
+        raise TritonModelException(_NOT_NOW)
+    call, refused = _open(calls, target, request, decoupled)
+    if call is None:
+        return refused
     try:
         response, final = calls.wait(call)
     except BaseException:  # a signal handler of the model's has raised
         calls.discard(call)
         raise
-    if decoupled:
-        return ResponseIterator._of(calls, call, response, final)
-    return response
+    return ResponseIterator._of([response], calls, None if final else call) if decoupled else response
 
 
 def async_execute(target: Target, request: Request, decoupled: bool) -> "asyncio.Future[Any]":
@@ -108,7 +98,10 @@ def async_execute(target: Target, request: Request, decoupled: bool) -> "asyncio
     if _relay is not None:
         return loop.run_in_executor(None, execute, target, request, decoupled)
     future: "asyncio.Future[Any]" = loop.create_future()
-    call: Optional[OpenCall] = None
+    calls, call = _calls, None
+    if calls is None:
+        future.set_exception(TritonModelException(_NOT_NOW))
+        return future
 
     def done() -> None:
         assert calls is not None
@@ -118,7 +111,8 @@ def async_execute(target: Target, request: Request, decoupled: bool) -> "asyncio
             calls.discard(call)
             return
         response, final = call.answers.popleft()
-        future.set_result(ResponseIterator._of(calls, call, response, final) if decoupled else response)
+        answer = ResponseIterator._of([response], calls, None if final else call) if decoupled else response
+        future.set_result(answer)
 
     def answered() -> None:
         try:
@@ -129,29 +123,12 @@ def async_execute(target: Target, request: Request, decoupled: bool) -> "asyncio
             calls.forget(loop)
             calls.discard(call)
 
-    calls = None
-    try:
-        calls = _allowed()
-        refused = _unsendable(target, request, decoupled) if request[4] else None
-        if refused is not None:
-            future.set_result(refused)
-            return future
-        calls.expect(loop)
-        try:
-            call = _open(calls, target, request, decoupled, answered)
-        except ArenaFull as full:
-            calls.expect_no_more(loop)
-            future.set_result(_refused(str(full), ErrorCode.UNAVAILABLE, decoupled))
-    except TritonModelException as error:
-        future.set_exception(error)
+    calls.expect(loop)
+    call, refused = _open(calls, target, request, decoupled, answered)
+    if call is None:
+        calls.expect_no_more(loop)
+        future.set_result(refused)
     return future
-
-
-def _allowed() -> Calls:
-    calls = _calls
-    if calls is None:
-        raise TritonModelException("BLS is only supported during the 'execute' function.")
-    return calls
 
 
 class ReceivedResponse(InferenceResponse):
@@ -177,9 +154,7 @@ class ResponseIterator:
     it goes on where the last one stopped. An iterator that is dropped early gives up the rest.
     """
 
-    __slots__ = ("__weakref__", "_call", "_calls", "_next", "_responses", "_taken", "_taken_bytes")
-
-    _calls: Calls
+    _calls: Any
     # None once the last response has come
     _call: Optional[OpenCall]
     _responses: List[InferenceResponse]
@@ -188,27 +163,23 @@ class ResponseIterator:
     _taken: int
     _taken_bytes: int
 
+    __slots__ = ("__weakref__", *__annotations__)
+
     def __init__(self) -> None:
         raise TypeError("ResponseIterator: No constructor defined!")
 
     @staticmethod
-    def _of(calls: Calls, call: Optional[OpenCall], first: InferenceResponse, final: bool) -> ResponseIterator:
+    def _of(
+        responses: List[InferenceResponse], calls: Optional[Calls] = None, call: Optional[OpenCall] = None
+    ) -> ResponseIterator:
+        """An iterator over responses that are there, and those that are still to come for a call."""
         self = object.__new__(ResponseIterator)
         self._calls = calls
-        self._call = None if final else call
-        self._responses = [first]
-        self._next = 0
-        self._taken = self._taken_bytes = 0
-        self._took(first)
-        return self
-
-    @staticmethod
-    def _over(responses: List[InferenceResponse]) -> ResponseIterator:
-        """An iterator over responses that are all there."""
-        self = object.__new__(ResponseIterator)
-        self._call = None
+        self._call = call
         self._responses = responses
-        self._next = 0
+        self._next = self._taken = self._taken_bytes = 0
+        if call is not None:
+            self._took(responses[0])
         return self
 
     def __iter__(self) -> ResponseIterator:
@@ -249,16 +220,19 @@ class ResponseIterator:
 
 def _open(
     calls: Calls, target: Target, request: Request, decoupled: bool, on_answer: Optional[Callable[[], None]] = None
-) -> OpenCall:
-    """Sends a request. Raises ArenaFull, and has taken no memory then."""
+) -> Tuple[Optional[OpenCall], Any]:
+    """Sends a request: the call, or else the answer in place of one that cannot be sent, and has taken no memory."""
+    refusal = _refusal(target, request)
+    if refusal:
+        return None, _refused(refusal, decoupled)
     *head, names, tensors = request
     inputs: List[WireTensor] = []
     try:
         inputs.extend(_input(calls.channel, tensor) for tensor in tensors)
-        return calls.open(target, decoupled, (*head, list(names) or None, inputs), on_answer)
-    except ArenaFull:
-        calls.channel.free([place.offset for _, _, _, place in inputs if isinstance(place, InArena)])
-        raise
+        return calls.open(target, decoupled, (*head, list(names) or None, inputs), on_answer), None
+    except ArenaFull as full:
+        calls.channel.free(own_offsets(inputs))
+        return None, _refused(str(full), decoupled, ErrorCode.UNAVAILABLE)
 
 
 def _input(channel: Channel, tensor: Tensor) -> WireTensor:
@@ -271,16 +245,16 @@ def _input(channel: Channel, tensor: Tensor) -> WireTensor:
     return (tensor._name, datatype, shape, Lent(offset, nbytes, offset))
 
 
-def _unsendable(target: Target, request: Request, decoupled: bool) -> Any:
-    """The answer to a request whose parameters cannot be sent, None if they can."""
+def _refusal(target: Target, request: Request) -> str:
+    """Why the parameters of a request cannot be sent, empty if they can."""
     refusal = params.refusal(request[4])
-    return _refused(_RUNNING.format(target[0], refusal), ErrorCode.INTERNAL, decoupled) if refusal else None
+    return "Model {} - Error when running inference: {}".format(target[0], refusal) if refusal else ""
 
 
-def _refused(text: str, code: ErrorCode, decoupled: bool) -> Any:
+def _refused(text: str, decoupled: bool, code: ErrorCode = ErrorCode.INTERNAL) -> Any:
     """The answer to a request that was not made."""
     failed = ReceivedResponse(error=TritonError(text, code))
-    return ResponseIterator._over([failed]) if decoupled else failed
+    return ResponseIterator._of([failed]) if decoupled else failed
 
 
 def received(channel: Channel, wire: Optional[WireResponse]) -> InferenceResponse:
@@ -307,7 +281,7 @@ def _output(channel: Channel, name: str, datatype: int, shape: Sequence[int], wi
     if not isinstance(place, (InArena, Shared)):
         why = places.refusal(place) or "lies in memory that was never this stub's to read"
         raise TritonModelException("Output '{}' of another model {}.".format(name, why))
-    view = Lease(channel, place.offset, place.nbytes).view()
+    view = Lease(channel.arena, place.offset, place.nbytes, channel.drop).view()
     if isinstance(place, Shared) or place.nbytes <= COPIED_BYTES:
         view = view.toreadonly()
     else:

@@ -1,12 +1,12 @@
 """DLPack: tensors exchanged with torch, numpy, jax, cupy without a copy.
 
-A capsule needs two C functions, a destructor and a deleter. Python functions behind ctypes would not do: they run
-whenever the capsule dies, also while an exception unwinds a model's frame, and then the interpreter loses that
-exception. So the capsules here are numpy's own, with numpy's C functions in them:
+A capsule needs two C functions, a destructor and a deleter. Python functions behind ctypes would not do: they run also
+while an exception unwinds a model's frame, and then the interpreter loses that exception. So the capsules here are
+numpy's own, with numpy's C functions in them:
 
-- *Export*: an array over the tensor's memory, based on a holder that references the Tensor, gives the capsule. So the
-  Tensor's reference count rises by one until the capsule, or whoever consumed it, is done. numpy has no BF16, and older
-  ones no bool: such memory goes out as uint16 or uint8, and then the type code inside the capsule is set right.
+- *Export*: an array over the tensor's memory, based on a holder that references the Tensor, gives the capsule. numpy
+  has no BF16, and older ones no bool: such memory goes out as uint16 or uint8, and then the type code inside the
+  capsule is set right.
 - *Import*: the capsule is checked here, its type code set to what numpy knows, and numpy consumes it. The memory goes
   back to its producer when the last view of numpy's array dies.
 
@@ -21,7 +21,7 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 
 from stubserve_stub.api.exceptions import TritonModelException
-from stubserve_stub.wire.datatypes import BF16, BOOL, BYTES
+from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES
 
 # Devices and type codes of dlpack.h.
 CPU = 1
@@ -29,21 +29,13 @@ CUDA = 2
 CUDA_HOST = 3
 _INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
 
+_KINDS = {"b": _BOOL, "u": _UINT, "i": _INT, "f": _FLOAT}
+
 # (code, bits) of each data type, and back.
 _CODES: Dict[int, Tuple[int, int]] = {
-    BOOL: (_BOOL, 8),
-    2: (_UINT, 8),
-    3: (_UINT, 16),
-    4: (_UINT, 32),
-    5: (_UINT, 64),
-    6: (_INT, 8),
-    7: (_INT, 16),
-    8: (_INT, 32),
-    9: (_INT, 64),
-    10: (_FLOAT, 16),
-    11: (_FLOAT, 32),
-    12: (_FLOAT, 64),
-    BF16: (_BFLOAT, 16),
+    number: (_BFLOAT if kind.numpy is None else _KINDS[kind.numpy.kind], 8 * kind.itemsize)
+    for number, kind in BY_NUMBER.items()
+    if number != BYTES
 }
 _DATATYPES = {codes: number for number, codes in _CODES.items()}
 

@@ -18,58 +18,25 @@ from stubserve_stub.api.constants import LogLevel
 
 Emit = Callable[[int, str, int, str], None]
 
-INFO_LEVEL = int(LogLevel.INFO)
-WARNING_LEVEL = int(LogLevel.WARNING)
-ERROR_LEVEL = int(LogLevel.ERROR)
-VERBOSE_LEVEL = int(LogLevel.VERBOSE)
-
 # The levels that are logged by default, as bits
-DEFAULT_LEVELS = 1 << INFO_LEVEL | 1 << WARNING_LEVEL | 1 << ERROR_LEVEL
+DEFAULT_LEVELS = 1 << LogLevel.INFO | 1 << LogLevel.WARNING | 1 << LogLevel.ERROR
 
 # The server, once connected
 _emit: Optional[Emit] = None
 
-_LETTERS = {INFO_LEVEL: "I", WARNING_LEVEL: "W", ERROR_LEVEL: "E", VERBOSE_LEVEL: "I"}
 
-
-def _default_levels() -> int:
+def _levels() -> int:
+    """The levels that the server wants to hear of, as bits."""
     return DEFAULT_LEVELS
 
 
-# The levels that the server wants to hear of, as bits
-_levels: Callable[[], int] = _default_levels
-
-
-def connect(emit: Emit, levels: Callable[[], int] = _default_levels) -> None:
-    """From now on lines go to `emit(level, file name, line, message)`; it may be called from any thread.
+def connect(emit: Optional[Emit], levels: Callable[[], int] = _levels) -> None:
+    """From now on lines go to `emit(level, file name, line, message)`, on any thread; with None to stderr again.
 
     `levels()` gives the levels that are wanted at the moment, as bits.
     """
     global _emit, _levels
     _emit, _levels = emit, levels
-
-
-def disconnect() -> None:
-    """From now on lines go to stderr again."""
-    global _emit
-    _emit = None
-
-
-def _write(level: int, message: str) -> None:
-    """Logs a line on behalf of the caller of Logger's method, two frames up."""
-    frame = sys._getframe(2)
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    if _emit is not None:
-        if _levels() >> level & 1:
-            _emit(level, file, line, message)
-        return
-    now = datetime.datetime.now()
-    sys.stderr.write(
-        "{}{:%m%d %H:%M:%S.%f} {} {}:{}]  {}\n".format(
-            _LETTERS[level], now, os.getpid(), os.path.basename(file), line, message
-        )
-    )
-    sys.stderr.flush()
 
 
 def _as_line(message: Any) -> Optional[str]:
@@ -79,11 +46,24 @@ def _as_line(message: Any) -> Optional[str]:
     return as_text(message)
 
 
-def _text(function: str, message: str) -> str:
+def _write(level: LogLevel, message: Any, function: str) -> None:
+    """Logs a line on behalf of the caller of Logger's method, two frames up. Raises TypeError if it is no text."""
     text = _as_line(message)
     if text is None:
         raise incompatible(function, "(message: str) -> None", (message,))
-    return text
+    frame = sys._getframe(2)
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    if _emit is not None:
+        if _levels() >> level & 1:
+            _emit(int(level), file, line, text)
+        return
+    now = datetime.datetime.now()
+    sys.stderr.write(
+        "{}{:%m%d %H:%M:%S.%f} {} {}:{}]  {}\n".format(
+            "I" if level == LogLevel.VERBOSE else level.name[0], now, os.getpid(), os.path.basename(file), line, text
+        )
+    )
+    sys.stderr.flush()
 
 
 class Logger:
@@ -100,23 +80,22 @@ class Logger:
 
     @staticmethod
     def log(message: str, level: constants.LogLevel = constants.LogLevel.INFO) -> None:
-        text = _as_line(message)
-        if text is None or not isinstance(level, constants.LogLevel):
+        if _as_line(message) is None or not isinstance(level, constants.LogLevel):
             raise incompatible("log", "(message: str, level: LogLevel = <LogLevel.INFO: 0>) -> None", (message, level))
-        _write(int(level), text)
+        _write(level, message, "log")
 
     @staticmethod
     def log_info(message: str) -> None:
-        _write(INFO_LEVEL, _text("log_info", message))
+        _write(LogLevel.INFO, message, "log_info")
 
     @staticmethod
     def log_warn(message: str) -> None:
-        _write(WARNING_LEVEL, _text("log_warn", message))
+        _write(LogLevel.WARNING, message, "log_warn")
 
     @staticmethod
     def log_error(message: str) -> None:
-        _write(ERROR_LEVEL, _text("log_error", message))
+        _write(LogLevel.ERROR, message, "log_error")
 
     @staticmethod
     def log_verbose(message: str) -> None:
-        _write(VERBOSE_LEVEL, _text("log_verbose", message))
+        _write(LogLevel.VERBOSE, message, "log_verbose")

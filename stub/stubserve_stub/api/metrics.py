@@ -28,16 +28,10 @@ _server: Optional[Questions] = None
 _numbers = itertools.count()
 
 
-def connect(questions: Questions) -> None:
-    """From now on metrics can be made."""
+def connect(questions: Optional[Questions]) -> None:
+    """From now on metrics can be made; with None no further families."""
     global _server
     _server = questions
-
-
-def disconnect() -> None:
-    """From now on no further families can be made."""
-    global _server
-    _server = None
 
 
 class _Family:
@@ -103,7 +97,7 @@ class Metric:
         return value
 
     def _amount(self, method: str, doing: str, value: Any) -> float:
-        amount = None if isinstance(value, (str, bytes)) else _as_float(value)
+        amount = _as_float(value)
         if amount is None:
             signature = "(self: c_python_backend_utils.Metric, arg0: float) -> None"
             raise incompatible(method, signature, (self, value))
@@ -189,8 +183,9 @@ class MetricFamily:
 
 
 def _as_float(value: Any) -> Optional[float]:
+    """`value` as a number if it is one; text is none."""
     try:
-        return float(value)
+        return None if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError):
         return None
 
@@ -206,7 +201,7 @@ def _bounds(kind: MetricKind, buckets: Optional[Any]) -> Optional[List[float]]:
         raise TritonModelException("Failed to create metric. Unexpected buckets found.")
     bounds = []
     for bucket in buckets:
-        bound = None if isinstance(bucket, (str, bytes)) else _as_float(bucket)
+        bound = _as_float(bucket)
         if bound is None:
             raise TritonModelException("Failed to create metric. Buckets must be numbers, {!r} is none.".format(bucket))
         bounds.append(bound)

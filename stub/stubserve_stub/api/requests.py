@@ -1,4 +1,4 @@
-"""`InferenceRequest`: what `execute` receives, and what a model makes to call another model."""
+"""`InferenceRequest`: what `execute` receives, and what a model makes to call another model, with what it takes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ from stubserve_stub.api.arguments import (
 )
 from stubserve_stub.api.constants import MemoryType
 from stubserve_stub.api.exceptions import TritonModelException
-from stubserve_stub.api.preferred_memory import PreferredMemory
 from stubserve_stub.api.sender import InferenceResponseSender
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.api.trace import NO_TRACE, InferenceTrace
 
 if TYPE_CHECKING:
     import asyncio
@@ -39,7 +37,39 @@ _SIGNATURE = (
 )
 
 
+class PreferredMemory:
+    """Where a model would like the outputs of a request: a memory type and, for GPU memory, the device."""
+
+    __slots__ = ("__weakref__", "_device_id", "_memory_type")
+
+    def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
+        device_id = as_integer(preferred_device_id, INT64_MIN, INT64_MAX)
+        if not isinstance(preferred_memory_type, MemoryType) or device_id is None:
+            raise incompatible(
+                "__init__",
+                "PreferredMemory(preferred_memory_type: MemoryType, preferred_device_id: int = 0)",
+                (preferred_memory_type, preferred_device_id),
+            )
+        self._memory_type = preferred_memory_type
+        self._device_id = device_id
+
+
+class InferenceTrace:
+    """The trace of a request, to be handed on to requests that a model makes."""
+
+    __slots__ = ("__weakref__", "_wire")
+
+    def __init__(self) -> None:
+        # (the server's number for it, its context); None where the request is not traced
+        self._wire: WireTrace = None
+
+    def get_context(self) -> Optional[str]:
+        """The context for other programs: JSON text with a `traceparent`; None without OpenTelemetry."""
+        return None if self._wire is None else self._wire[1]
+
+
 _ANYWHERE = PreferredMemory(MemoryType.TRITONSERVER_MEMORY_CPU)
+_NO_TRACE = InferenceTrace()
 
 
 class InferenceRequest:
@@ -47,23 +77,6 @@ class InferenceRequest:
 
     The constructor raises TypeError for arguments of the wrong types, TritonModelException for values that do not fit.
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_cancelled",
-        "_correlation_id",
-        "_create_sender",
-        "_flags",
-        "_id",
-        "_inputs",
-        "_parameters",
-        "_release_flags",
-        "_requested_output_names",
-        "_sender",
-        "_target",
-        "_timeout_us",
-        "_trace",
-    )
 
     _id: str
     _correlation_id: Union[int, str]
@@ -80,6 +93,8 @@ class InferenceRequest:
     _sender: Optional[InferenceResponseSender]
     _release_flags: int
     _trace: WireTrace
+
+    __slots__ = ("__weakref__", *__annotations__)
 
     # What type checkers see: upstream requires three arguments that follow optional ones.
     @overload
@@ -126,7 +141,7 @@ class InferenceRequest:
         flags: int = 0,
         timeout: int = 0,
         preferred_memory: PreferredMemory = _ANYWHERE,
-        trace: InferenceTrace = NO_TRACE,
+        trace: InferenceTrace = _NO_TRACE,
         parameters: Optional[params.Parameters] = None,
     ) -> None:
         identifier, model = as_text(request_id), as_text(model_name)
@@ -166,22 +181,21 @@ class InferenceRequest:
                     "Input tensor" if None in tensors else "Requested output name", identifier, model
                 )
             )
-        self._id = identifier
-        self._correlation_id = _correlation_id(correlation_id)
-        self._flags = bits
-        self._timeout_us = timeout_us
-        self._parameters = params.checked(parameters)
-        self._requested_output_names = names
-        self._inputs = tensors
-        self._target = (model, version)
-        self._create_sender = None
-        self._cancelled = False
-        self._sender = None
-        self._release_flags = 0
-        self._trace = trace._wire
+        self._set(
+            identifier,
+            _correlation_id(correlation_id),
+            bits,
+            timeout_us,
+            params.checked(parameters),
+            trace._wire,
+            names,
+            tensors,
+            (model, version),
+            None,
+        )
 
-    @staticmethod
-    def _received(
+    def _set(
+        self,
         id: str,
         correlation_id: Union[int, str],
         flags: int,
@@ -190,10 +204,10 @@ class InferenceRequest:
         trace: WireTrace,
         requested_output_names: Sequence[str],
         inputs: List[Tensor],
-        create_sender: Callable[[InferenceRequest], InferenceResponseSender],
-    ) -> InferenceRequest:
-        """A request out of a message."""
-        self = _new(InferenceRequest)
+        target: Optional[bls.Target],
+        create_sender: Optional[Callable[[InferenceRequest], InferenceResponseSender]],
+    ) -> None:
+        """Has it be a request to `target`, or one that was received and is answered by the sender that is created."""
         self._id = id
         self._correlation_id = correlation_id
         self._flags = flags
@@ -201,13 +215,12 @@ class InferenceRequest:
         self._parameters = parameters
         self._requested_output_names = requested_output_names
         self._inputs = inputs
-        self._target = None
+        self._target = target
         self._create_sender = create_sender
         self._cancelled = False
         self._sender = None
         self._release_flags = 0
         self._trace = trace
-        return self
 
     def inputs(self) -> List[Tensor]:
         return list(self._inputs)
@@ -241,7 +254,9 @@ class InferenceRequest:
         return set(self._requested_output_names)
 
     def trace(self) -> InferenceTrace:
-        return InferenceTrace._of(self._trace)
+        trace = InferenceTrace()
+        trace._wire = self._trace
+        return trace
 
     def is_cancelled(self) -> bool:
         """Whether the client has gone; known at once, without asking the server."""
@@ -258,7 +273,7 @@ class InferenceRequest:
         if self._sender is None:
             with _creating:
                 if self._sender is None:
-                    made = sender.without_state() if self._create_sender is None else self._create_sender(self)
+                    made = sender.blank(None) if self._create_sender is None else self._create_sender(self)
                     # Set by another thread, which looks for the sender only after that.
                     if self._cancelled:
                         made._cancelled = True
@@ -328,5 +343,4 @@ def _correlation_id(given: Any) -> Union[int, str]:
     return int(given)
 
 
-_new = object.__new__
 _creating = threading.Lock()

@@ -16,7 +16,7 @@ from stubserve_stub.wire.places import Place
 
 if TYPE_CHECKING:
     # What they import, msgpack, is not there where only the public module is wanted.
-    from stubserve_stub.runtime.region_batch import SlotOutputs
+    from stubserve_stub.runtime.region_batch import RegionWriter
     from stubserve_stub.runtime.states import StateUpdate
     from stubserve_stub.wire.messages import WireResponse, WireTensor
 
@@ -76,12 +76,12 @@ class InferenceResponse:
         placer: Any,
         update: Optional[StateUpdate] = None,
         partly: bool = False,
-        in_regions: Optional[SlotOutputs] = None,
+        in_regions: Optional[RegionWriter] = None,
     ) -> WireResponse:
         """As the wire has it, an error where its outputs find no memory. Only those of `requested` are left then.
 
         As upstream: what is missing is no error, and the others are gone for the model, too. What it has of the states
-        of its request's sequence is kept by `update`, `partly` if need be. `in_regions` knows outputs that go into
+        of its request's sequence is kept by `update`, `partly` if need be. `in_regions` writes outputs into
         shared memory of the client.
         """
         error = self._error
@@ -106,7 +106,7 @@ class InferenceResponse:
                     outputs.append((name, tensor._datatype, tensor._shape, placer.place(tensor._elements)))
                     continue
                 datatype, shape, buffer = tensor._payload()
-                place: Optional[Place] = None if in_regions is None else in_regions.place(name, buffer)
+                place: Optional[Place] = None if in_regions is None else in_regions(name, buffer)
                 outputs.append((name, datatype, shape, placer.place(buffer) if place is None else place))
         except ArenaFull as full:
             placer.free(own_offsets(outputs))

@@ -1,21 +1,18 @@
 """`InferenceResponseSender`: how a model answers other than by returning from `execute`.
 
 A sender belongs to one request. It may be used from any thread, during `execute` and after it, until it has sent
-TRITONSERVER_RESPONSE_COMPLETE_FINAL. What it sends goes into the response ring at once, behind the ring's lock.
-
-Order. A sender sends one response at a time, so nothing of a request can follow its final one.
+TRITONSERVER_RESPONSE_COMPLETE_FINAL. It sends one response at a time, at once, so nothing follows a final one.
 
 Flow. Responses go out in groups of GROUP_RESPONSES, or as many as take GROUP_BYTES of shared memory, or an eighth of
-that inside of messages. The last of a group asks the server to say when all of it has been passed on, and no more than
-two groups of a request may be under way: `send` waits until the client of a slow stream has read on. The server lets go
-at once when the client is gone. A stream that is read as fast as it is made costs one message from the server per
-group, and never waits.
+that inside of messages. The last of a group asks the server to say when all of it has been passed on. No more than two
+groups of a request may be under way: `send` waits until the client of a slow stream has read on. The server lets go
+at once when the client is gone. A stream that is read as fast as it is made never waits.
 
-Memory. The request's inputs stay its own until the final response. Then what the model still holds of them is told to
-the server, as after an `execute` that returned its responses. Outputs are always copied, because the model holds them.
+Memory. The request's inputs stay its own until the final response. Then the server is told what the model still holds
+of them. Outputs are always copied, because the model holds them.
 
-End. A model that lets go of a sender (and of its request) without a final response can never answer any more. The
-client is not left waiting for that: a sender that has sent something ends its stream, one that has not fails it.
+End. A model that lets go of a sender (and of its request) without a final response can never answer any more. So a
+sender that has sent something ends its stream then, and one that has not fails it.
 """
 
 from __future__ import annotations
@@ -30,8 +27,9 @@ from stubserve_stub.api.constants import RESPONSE_COMPLETE_FINAL
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.runtime.outputs import failed, weight
+from stubserve_stub.runtime.outputs import failed
 from stubserve_stub.wire import codes
+from stubserve_stub.wire.places import AsList
 
 if TYPE_CHECKING:
     # What it imports, msgpack, is not there where only the public module is wanted.
@@ -40,6 +38,9 @@ if TYPE_CHECKING:
 
 GROUP_RESPONSES = 128
 GROUP_BYTES = 2 << 20
+
+# Bytes inside of a message become the parent's own, whose small answers nobody counts. So they weigh more.
+_INLINE_WEIGHT = 8
 
 # (batch, index in it)
 Key = Tuple[int, int]
@@ -57,25 +58,6 @@ _NOT_SENT = (
 
 class InferenceResponseSender:
     """Sends the responses to one request."""
-
-    __slots__ = (
-        "__weakref__",
-        "_cancelled",
-        "_closed",
-        "_credit",
-        "_ended",
-        "_group_bytes",
-        "_group_left",
-        "_kept",
-        "_key",
-        "_requested",
-        "_revoked",
-        "_senders",
-        "_sending",
-        "_sent",
-        "_tensors",
-        "_update",
-    )
 
     # Where it sends to; None for a request that the model made itself
     _senders: Optional[Senders]
@@ -100,6 +82,8 @@ class InferenceResponseSender:
     _credit: Optional[threading.Semaphore]
     # Of a model that is not decoupled: the response that waits for the final flag
     _kept: Optional[WireResponse]
+
+    __slots__ = ("__weakref__", *__annotations__)
 
     def __new__(cls) -> InferenceResponseSender:
         raise TypeError("InferenceResponseSender: No constructor defined!")
@@ -175,7 +159,11 @@ class InferenceResponseSender:
 
     def _send_one(self, senders: Senders, wire: WireResponse, start_ns: int) -> None:
         self._group_left -= 1
-        self._group_bytes -= weight(wire)
+        for _, _, _, place in wire[1]:
+            if isinstance(place, bytes):
+                self._group_bytes -= _INLINE_WEIGHT * len(place)
+            else:
+                self._group_bytes -= place.nbytes * (_INLINE_WEIGHT if isinstance(place, AsList) else 1)
         full = self._group_left <= 0 or self._group_bytes <= 0
         if full and self._credit is None:
             self._credit = threading.Semaphore(1)
@@ -189,49 +177,30 @@ class InferenceResponseSender:
         senders.forget(self._key)
         senders.channel.respond_last(self._key, start_ns, wire, self._tensors)
 
-    # What the stub does with it
+    def _end(self, error: str = "", alone: bool = False) -> None:
+        """What the stub does with it: ends it, if it has not ended yet.
 
-    def _give_up(self, error: str) -> None:
-        """Ends it, if it has not ended yet, for a request whose batch has failed.
-
-        A response that waits for the final flag goes out with the error: a stream's client gets what was sent.
+        Nothing more is sent for a request that is answered in another way. But where it has failed with an `error` a
+        response that waits for the final flag goes out with that, for a stream's client gets what was sent; and the
+        error `alone` goes out where nothing else answers the request.
         """
-        self._shut()
-        with self._sending:
-            if not self._ended and self._kept is not None:
-                assert self._senders is not None
-                _, outputs, parameters = self._kept
-                wire = ((error, int(codes.INTERNAL)), outputs, parameters)
-                self._finish(self._senders, wire, time.monotonic_ns())
-                return
-        self._revoke()
-
-    def _revoke(self) -> None:
-        """Ends it without a word, if it has not ended yet, for a request that is answered in another way."""
-        self._shut()
-        with self._sending:
-            if not self._ended:
-                assert self._senders is not None
-                self._senders.forget(self._key)
-                self._ended = self._revoked = True
-                self._kept = None
-                self._tensors = []
-
-    def _fail(self, error: str) -> None:
-        """Ends it with an error, if it has not ended yet."""
-        self._shut()
-        with self._sending:
-            if not self._ended:
-                self._kept = None
-                assert self._senders is not None
-                self._finish(self._senders, failed(error, codes.INTERNAL), time.monotonic_ns())
-
-    def _shut(self) -> None:
-        """Turns further senders away, one that waits for credit too."""
         self._closed = True
         credit = self._credit
         if credit is not None:
-            credit.release()
+            credit.release()  # a thread that waits for it is turned away
+        with self._sending:
+            if self._ended:
+                return
+            assert self._senders is not None
+            kept, self._kept = self._kept, None
+            if alone:
+                self._finish(self._senders, failed(error, codes.INTERNAL), time.monotonic_ns())
+            elif error and kept is not None:
+                self._finish(self._senders, ((error, codes.INTERNAL), *kept[1:]), time.monotonic_ns())
+            else:
+                self._senders.forget(self._key)
+                self._ended = self._revoked = True
+                self._tensors = []
 
     def __del__(self) -> None:
         # Runs wherever the last reference goes, perhaps inside the ring's lock: only a note is possible here.
@@ -260,19 +229,12 @@ class Senders:
         update: Optional[StateUpdate] = None,
     ) -> InferenceResponseSender:
         """The sender of a request that was received."""
-        sender = _blank(self)
+        sender = blank(self)
         sender._update = update
         sender._key = key
         sender._requested = requested
         sender._tensors = tensors
         self._open[key] = weakref.ref(sender)
-        return sender
-
-    def closed(self) -> InferenceResponseSender:
-        """The sender of a request that has been answered already."""
-        sender = _blank(self)
-        sender._closed = sender._ended = True
-        sender._sent = 1
         return sender
 
     def cancel(self, key: Key) -> None:
@@ -295,7 +257,7 @@ class Senders:
         for key in list(self._open):
             sender = self._find(key) if key[0] == batch else None
             if sender is not None:
-                sender._revoke()
+                sender._end()
 
     def dropped(self, key: Key, kept: Optional[WireResponse], sent: int, tensors: List[Tuple[int, Tensor]]) -> None:
         """Nobody has this sender any more. Safe in a destructor: the main thread tells the server."""
@@ -319,17 +281,14 @@ class Senders:
         return None if reference is None else reference()
 
 
-def without_state() -> InferenceResponseSender:
-    """The sender of a request that the model made itself: it only says that it cannot send."""
-    return _blank(None)
-
-
-def _blank(senders: Optional[Senders]) -> InferenceResponseSender:
+def blank(senders: Optional[Senders], answered: bool = False) -> InferenceResponseSender:
+    """A sender of no request: of one that has been answered already, or of one that the model made itself."""
     sender: InferenceResponseSender = object.__new__(InferenceResponseSender)
     sender._senders = senders
-    sender._cancelled = sender._closed = sender._ended = sender._revoked = False
+    sender._cancelled = sender._revoked = False
+    sender._closed = sender._ended = answered
     sender._sending = threading.Lock()
-    sender._sent = 0
+    sender._sent = int(answered)
     sender._group_left, sender._group_bytes = GROUP_RESPONSES, GROUP_BYTES
     sender._credit = None
     sender._kept = None

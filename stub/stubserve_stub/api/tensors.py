@@ -6,13 +6,9 @@ changes of the objects do not count. A tensor that arrives has bytes of its mess
 - `as_numpy()` makes the array on its first call: a writable copy of bytes, the arena's memory itself (no copy).
 - BYTES are decoded when looked at, and a tensor that is passed on is sent from the memory in which it came.
 - Views of the arena's memory may outlive `execute`. All of them (slices, buffer exports, DLPack consumers, the Tensor
-  itself) keep the one memoryview alive that lies at the bottom of the chain of `base`; `_watch()` refers to it weakly,
-  so the stub learns when the memory can be used again.
+  itself) keep the one memoryview alive that lies at the bottom of the chain of `base`; `_watch()` refers to it weakly.
 - A read-only view is of memory that others read as well, or a small one. Passing a tensor on to another model
-  (`_pass_on`) makes it one. A model that looks at such a tensor gets a copy of its own; one that only passes it on
-  copies nothing.
-
-Cost of a received FP32 tensor of a few elements, name to array: 1.5 µs.
+  (`_pass_on`) makes it one. A model that looks at such a tensor gets a copy of its own.
 """
 
 from __future__ import annotations
@@ -26,6 +22,7 @@ from stubserve_stub.api import bytes_tensor
 from stubserve_stub.api.arguments import as_text, incompatible
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.wire import strings
+from stubserve_stub.wire.arena import bottom_of
 from stubserve_stub.wire.datatypes import BF16, BY_NUMBER, BYTES
 from stubserve_stub.wire.places import Zeros, zeros
 
@@ -239,9 +236,7 @@ class Tensor:
             return None
         if self._source.readonly:
             return weakref.ref(self._source)
-        base: Any = self._memory()
-        while isinstance(base, np.ndarray):
-            base = base.base
+        base = bottom_of(self._memory())
         return None if base is None else weakref.ref(base)
 
     def _nbytes(self) -> int:

@@ -8,15 +8,13 @@ A stub runs one instance of one model, so each function is called at most once i
                              backend that `serves_after_completion`
     instance_initialize    the configuration is final
       execute                again and again; `is_ready`, `cancel`, `revoke` meanwhile
-    instance_finalize      no further batch will come
-    model_finalize
-    finalize
+    instance_finalize, model_finalize, finalize     no further batch will come
 
 The first three may raise anything, and fail the load; `Refusal` does so in its own words. The last three are all
 called, whatever they raise, but not after a load that failed. All run on the main thread but `is_ready` and `cancel`.
 
-Memory. An input that lies in the arena may be looked at until `execute` returns. A backend that keeps views beyond that
-says so through the batch's memory (see `runtime.batch`), and everything else that it was given it has dropped.
+An input that lies in the arena may be looked at until `execute` returns. A backend that keeps views beyond that says so
+through the batch's memory (see `runtime.batch`), and everything else that it was given it has dropped.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class ModelFiles(NamedTuple):
     paths: Sequence[str]
 
 
-class InstanceFacts(NamedTuple):
+class InstanceSetup(NamedTuple):
     """What an instance is told: its name, the seven arguments of Triton's `initialize` (the configuration as JSON is
     `model_config`), the names of the model's outputs, and whether it answers with any number of responses."""
 
@@ -71,7 +69,7 @@ class Backend:
         """The configuration of the model named `model`, completed; JSON both ways."""
         raise NotImplementedError
 
-    def instance_initialize(self, instance: InstanceFacts) -> None:
+    def instance_initialize(self, instance: InstanceSetup) -> None:
         pass
 
     def execute(self, batch: Batch) -> Sequence[Entry]:

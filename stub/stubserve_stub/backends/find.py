@@ -11,7 +11,7 @@ BUILT_IN = {
     PYTHON: ("stubserve_stub.backends.python.backend", "PythonBackend"),
     "identity": ("stubserve_stub.backends.identity", "IdentityBackend"),
     "repeat": ("stubserve_stub.backends.repeat", "RepeatBackend"),
-    "square": ("stubserve_stub.backends.square", "SquareBackend"),
+    "square": ("stubserve_stub.backends.repeat", "SquareBackend"),
     "onnxruntime": ("stubserve_stub.backends.onnxruntime.backend", "OnnxRuntimeBackend"),
     "pytorch": ("stubserve_stub.backends.pytorch.backend", "PyTorchBackend"),
 }

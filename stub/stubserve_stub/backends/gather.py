@@ -1,24 +1,20 @@
 """Requests as one batch along the first dimension, and its outputs as theirs again: the same for all native backends.
 
-Guarantees. A batch of one request is not copied: its inputs are the views that came (but one that does not lie where
-its data type may lie is). Of several requests each input is copied once, straight into one buffer, which is used again
-for the next batch, unless a model has kept it. Outputs are not copied at all: each
-request gets a slice, and where that lies in room that the backend has asked for, it is answered from there. Only
-outputs that some request asks for are asked of the model, and each request gets its own.
+A batch of one request is not copied: its inputs are the views that came (but one that does not lie where its data type
+may lie is). Of several requests each input is copied once, straight into one buffer, which is used again for the next
+batch, unless a model has kept it. Outputs are not copied: each request gets a slice, and where that lies in room that
+the backend has asked for, it is answered from there. Only outputs that some request asks for are asked of the model.
 
 Which requests run as one. Those that give the same inputs in the same shapes, but for the first dimension; others run
-after one another, as do all requests of a model without batching. The scheduler sees to it that this is rare.
-
-Ragged batches. What a configuration says of inputs whose shapes differ among the requests of a run, of inputs that are
-made for each run and of outputs that are parted by such shapes is `backends.ragged`'s; without it nothing of that is
-looked at.
+after one another, as do all requests of a model without batching. The scheduler sees to it that this is rare. Shapes
+that may differ, inputs made for each run and outputs that are parted by shapes are `backends.ragged`'s.
 
 BYTES. Backends compute on elements, not on the bytes in which they travel: an input's `memory` is a flat array of `str`
 objects, as what runs models takes no others, and an output's is one of `bytes` objects. Strings that are no text are
 the mistake of the request that has them: it is refused, and the others of its run go on without it.
 
 Cost. For a batch of one request 3 µs; for each further one a copy of its inputs, a slice for each output, 1.2 µs. Right
-behind a model that has used the caches for itself it takes three times as long, so loops over requests are short.
+behind a model that has used the caches it takes three times as long, so loops over requests are short.
 """
 
 from __future__ import annotations
@@ -104,15 +100,16 @@ class Gatherer:
             return [[index] for index in range(len(requests))]
         if self._alike(requests):
             return [list(range(len(requests)))]
+        # What all requests of a run have in common: their inputs, in whatever order, and the shape of a row
+        ragged = () if self._ragged is None else self._ragged.inputs
         alike: Dict[Any, List[int]] = {}
         for index, request in enumerate(requests):
-            # The order in which a client has listed its inputs does not matter.
-            key = frozenset((name, None if tail is None else tuple(tail)) for name, tail in self._form(request))
-            alike.setdefault(key, []).append(index)
+            rows = ((name, None if name in ragged else tuple(view.shape[1:])) for name, view in request.inputs.items())
+            alike.setdefault(frozenset(rows), []).append(index)
         return list(alike.values())
 
     def _alike(self, requests: Sequence[NativeRequest]) -> bool:
-        """Whether all run as one by what `_form` says of them; nothing is made for each request."""
+        """Whether all run as one, as nearly always; nothing is made for each request."""
         ragged = () if self._ragged is None else self._ragged.inputs
         first = requests[0].inputs
         for request in requests:
@@ -126,13 +123,6 @@ class Gatherer:
                 if view.shape != wanted.shape and name not in ragged and view.shape[1:] != wanted.shape[1:]:
                     return False
         return True
-
-    def _form(self, request: NativeRequest) -> List[Tuple[str, Optional[Sequence[int]]]]:
-        """What all requests of a run have in common: their inputs, and the shape of a row, None where it may differ."""
-        ragged = self._ragged
-        if ragged is None:
-            return [(name, view.shape[1:]) for name, view in request.inputs.items()]
-        return [(name, None if name in ragged.inputs else view.shape[1:]) for name, view in request.inputs.items()]
 
     def _run(self, requests: Sequence[NativeRequest], compute: Compute) -> List[NativeResponse]:
         try:
@@ -311,11 +301,3 @@ def _wired(parts: Sequence[Output]) -> Sequence[Output]:
     if not parts or parts[0].datatype != BYTES:
         return parts
     return [part._replace(memory=strings.join(part.memory.tolist())) for part in parts]
-
-
-def nbytes_of(datatype: int, shape: Sequence[int]) -> int:
-    """The size of a tensor that is not of BYTES."""
-    nbytes = BY_NUMBER[datatype].itemsize
-    for dim in shape:
-        nbytes *= dim
-    return nbytes

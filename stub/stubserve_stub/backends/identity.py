@@ -14,15 +14,14 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Sequence, Tuple
 
-from stubserve_stub.backends.base import InstanceFacts
-from stubserve_stub.backends.loading.contract import dims_of, shape_text
+from stubserve_stub.backends.base import InstanceSetup
+from stubserve_stub.backends.loading import dims_of, shape_text
 from stubserve_stub.backends.native import InputView, NativeBackend, NativeRequest, NativeResponse, Output
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
+from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, nbytes_of
 
 _INPUT, _OUTPUT = "INPUT", "OUTPUT"
-_NUMBERS = {kind.config_name: kind.number for kind in BY_NUMBER.values()}
 
 # Triton's shows with these how a backend sends parameters.
 _EXAMPLES: Dict[str, Any] = {"param0": "an example string parameter", "param1": 42, "param2": False}
@@ -31,12 +30,12 @@ _EXAMPLES: Dict[str, Any] = {"param0": "an example string parameter", "param1": 
 class IdentityBackend(NativeBackend):
     """One instance of a model that answers with its inputs."""
 
-    def instance_initialize(self, instance: InstanceFacts) -> None:
+    def instance_initialize(self, instance: InstanceSetup) -> None:
         super().instance_initialize(instance)
         tensors = _checked(self.config)
         # Data type and shape of inputs that may be missing, by the name of the output; -1 counts as 1
         self._optional: Dict[str, Tuple[int, List[int]]] = {
-            _OUTPUT + index: (_NUMBERS[datatype], [1 if dim < 0 else dim for dim in shape])
+            _OUTPUT + index: (BY_CONFIG_NAME[datatype].number, [1 if dim < 0 else dim for dim in shape])
             for index, (datatype, shape, optional) in tensors.items()
             if optional
         }
@@ -68,10 +67,7 @@ class IdentityBackend(NativeBackend):
         """What stands for an input that is missing; empty texts for BYTES."""
         datatype, shape = self._optional[output]
         shape = [rows, *shape] if self._batches else shape
-        nbytes = 4 if datatype == BYTES else BY_NUMBER[datatype].itemsize
-        for dim in shape:
-            nbytes *= dim
-        return InputView("", datatype, shape, bytes(nbytes))
+        return InputView("", datatype, shape, bytes(nbytes_of(datatype, shape)))
 
     def _parameter(self, name: str) -> int:
         """A parameter of the configuration, 0 where there is none. Raises Refusal if it is no integer of 0 or more."""

@@ -1,13 +1,11 @@
 """Shared by backends that compute on tensors, not on the objects of `pb_utils`: views come in, outputs go out.
 
-`compute` gets the whole batch at once: the requests, each with its `rows` along the first dimension. One that runs the
-batch as one tensor gathers the inputs and scatters the outputs between those two, see `backends.gather`. Nothing is
-copied here: an input's memory is the arena's, and an output that lies in it, or in `room` that was asked for, is
-answered from there.
+`compute` gets the whole batch at once: the requests, each with its `rows` along the first dimension. `backends.gather`
+makes one tensor of them, and parts its outputs. Nothing is copied here: an input's memory is the arena's, and an output
+that lies in it, or in `room` that was asked for, is answered from there.
 
-Of each input above INLINE_BYTES there is one array, and everything that is made of it (slices, arrays of other types,
-buffers) keeps the memoryview alive at its bottom. What is still alive when `execute` has returned is held, see
-`runtime.batch`; so a backend may keep an input, but need not say so.
+Of each input above INLINE_BYTES there is one array. What is made of it keeps the memoryview alive at its bottom, and
+what is alive when `execute` has returned is held (`runtime.batch`); so a backend may keep an input without a word.
 
 Implicit states (`runtime.states`) are further inputs, always read-only, and outputs that a request asks for besides its
 own, for a backend that `keeps_states`; `compute` need not know of them.
@@ -21,14 +19,14 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from stubserve_stub.backends.base import Backend, InstanceFacts
+from stubserve_stub.backends.base import Backend, InstanceSetup
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets
-from stubserve_stub.runtime.region_batch import SlotOutputs
-from stubserve_stub.runtime.states import States, StateUpdate, has_states, keep_states
+from stubserve_stub.runtime.region_batch import RegionWriter
+from stubserve_stub.runtime.states import States, StateUpdate, keep_states
 from stubserve_stub.wire import codes, strings
-from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.arena import ArenaFull, bottom_of
 from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
 from stubserve_stub.wire.places import LIST, ZEROS, zeros
@@ -93,20 +91,17 @@ class NativeBackend(Backend):
     # The batch that is computed
     _batch: Optional[Batch] = None
 
-    def instance_initialize(self, instance: InstanceFacts) -> None:
+    def instance_initialize(self, instance: InstanceSetup) -> None:
         self.instance = instance
         self.config: Dict[str, Any] = json.loads(instance.arguments["model_config"])
         self._batches = int(self.config.get("max_batch_size", 0)) > 0
-        if has_states(self.config):
-            self._keep_states(instance)
-
-    def _keep_states(self, instance: InstanceFacts) -> None:
-        if not self.keeps_states:
+        if self.keeps_states:
+            self._states = keep_states(self.config, instance.arguments["model_repository"], self.host)
+        elif (self.config.get("sequence_batching") or {}).get("state"):
             raise Refusal(
                 "model instance '{}' is configured with implicit state (sequence_batching.state), which the backend "
                 "'{}' does not keep".format(instance.name, self.config.get("backend"))
             )
-        self._states = keep_states(self.config, instance.arguments["model_repository"], self.host)
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         """The response to each request. What it raises is the answer to all of them."""
@@ -132,7 +127,7 @@ class NativeBackend(Backend):
         try:
             for wire in batch.requests:
                 # Not a comprehension: when one fails, those before it count.
-                regions = None if batch.regions is None else batch.regions.outputs(len(entries))
+                regions = None if batch.regions is None else batch.regions.writer(len(entries))
                 entry = None if wire is None else entry_of(next(given), batch, regions)
                 entries.append(entry)
         except BaseException:
@@ -189,10 +184,7 @@ def _view(name: str, place: Any, batch: Batch, writable: bool) -> Any:
         return zeros(place[1])
     offset, view = batch.input(name, place, writable)
     array = np.frombuffer(view, np.uint8)
-    bottom: Any = array
-    while isinstance(bottom, np.ndarray):
-        bottom = bottom.base
-    batch.watch(offset, weakref.ref(bottom))
+    batch.watch(offset, weakref.ref(bottom_of(array)))
     return array
 
 
@@ -223,10 +215,10 @@ def _without_states(
     return response._replace(outputs=[output for output in response.outputs if output.name in request.outputs])
 
 
-def entry_of(response: NativeResponse, placer: Any, in_regions: Optional[SlotOutputs] = None) -> WireResponse:
+def entry_of(response: NativeResponse, placer: Any, in_regions: Optional[RegionWriter] = None) -> WireResponse:
     """A response as the wire has it; an error where its outputs find no memory. `placer` places and frees them.
 
-    `in_regions` knows those that go into shared memory of the client.
+    `in_regions` writes outputs into shared memory of the client.
     """
     if response.error:
         return failed(response.error, response.code)
@@ -238,7 +230,7 @@ def entry_of(response: NativeResponse, placer: Any, in_regions: Optional[SlotOut
                 # What goes into the message as it is has the form of the wire already.
                 outputs.append(output)
                 continue
-            place = None if in_regions is None else in_regions.place(name, buffer)
+            place = None if in_regions is None else in_regions(name, buffer)
             outputs.append((name, datatype, shape, placer.place(buffer) if place is None else place))
     except BaseException as error:
         placer.free(own_offsets(outputs))

@@ -25,13 +25,12 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Op
 
 import numpy as np
 
-from stubserve_stub.backends.loading.contract import dims_of
+from stubserve_stub.backends.loading import dims_of
 from stubserve_stub.backends.native import InputView, NativeRequest, Output
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.datatypes import BY_NUMBER
+from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, DataType, elements_of
 
-_NUMBERS = {kind.config_name: kind.number for kind in BY_NUMBER.values()}
 Shapes = Sequence[Sequence[int]]
 
 
@@ -41,7 +40,7 @@ class _BatchInput(NamedTuple):
     kind: str
     targets: Sequence[str]
     source: str
-    datatype: int
+    datatype: DataType
 
 
 class _Scattered(NamedTuple):
@@ -59,7 +58,7 @@ class RaggedBatches:
             tensor["name"] for tensor in config.get("input", ()) if tensor.get("allow_ragged_batch")
         )
         self._made = [
-            _BatchInput(made["kind"], made["target_name"], made["source_input"][0], _NUMBERS[made["data_type"]])
+            _BatchInput(made["kind"], made["target_name"], made["source_input"][0], BY_CONFIG_NAME[made["data_type"]])
             for made in config.get("batch_input", ())
         ]
         # As the model sees them, with the batch dimension
@@ -81,16 +80,16 @@ class RaggedBatches:
         """The joined input `view` of the requests that gave `views`, in the shape that the model sees."""
         if view.name not in self.inputs:
             return view
-        return view._replace(shape=(sum(_elements(each.shape) for each in views),))
+        return view._replace(shape=(sum(elements_of(each.shape) for each in views),))
 
     def made(self, requests: Sequence[NativeRequest]) -> Dict[str, InputView]:
         """The inputs that no client sends, for one run. Raises Refusal if a request lacks their source."""
         inputs: Dict[str, InputView] = {}
         for kind, targets, source, datatype in self._made:
             numbers = _KINDS[kind]([self._shape(request, source) for request in requests])
-            memory = numbers.astype(BY_NUMBER[datatype].numpy).reshape(-1).view(np.uint8)
+            memory = numbers.astype(datatype.numpy).reshape(-1).view(np.uint8)
             for name in targets:
-                inputs[name] = InputView(name, datatype, numbers.shape, memory)
+                inputs[name] = InputView(name, datatype.number, numbers.shape, memory)
         return inputs
 
     def scatters(self, name: str) -> bool:
@@ -101,8 +100,8 @@ class RaggedBatches:
         """An output's part for each request. Raises Refusal if it has more or fewer elements than they take."""
         source, dims = self._scattered[output.name]
         shapes = [self._filled(output.name, dims, source, self._shape(request, source)) for request in requests]
-        counts = [_elements(shape) for shape in shapes]
-        has = _elements(output.shape)
+        counts = [elements_of(shape) for shape in shapes]
+        has = elements_of(output.shape)
         if has != sum(counts):
             raise Refusal(
                 "output '{}' has {} elements (shape {}), but the shapes of input '{}' make {} of it for the requests "
@@ -142,15 +141,8 @@ class RaggedBatches:
         return view.shape
 
 
-def _elements(shape: Sequence[int]) -> int:
-    elements = 1
-    for dim in shape:
-        elements *= dim
-    return elements
-
-
 def _counts(shapes: Shapes) -> np.ndarray:
-    return np.array([_elements(shape) for shape in shapes], np.int64)
+    return np.array([elements_of(shape) for shape in shapes], np.int64)
 
 
 def _starts(shapes: Shapes) -> np.ndarray:

@@ -1,80 +1,232 @@
-"""The repeat backend, as Triton's: answers with each element of IN, after as many milliseconds as DELAY has for it.
+"""The repeat and square backends, as Triton's: decoupled models for tests, which are Python models that are built in.
 
-It is for tests of decoupled models. Inputs are IN (INT32), DELAY (UINT32, of IN's shape) and WAIT (UINT32, one
-element); each response has an element as OUT and its index as IDX. The instance takes the next request after WAIT
-milliseconds, so the responses of several requests may mix. Without elements there is no response but the end.
+`repeat` answers with each element of IN, after as many milliseconds as DELAY has for it. Inputs are IN (INT32), DELAY
+(UINT32, of IN's shape) and WAIT (UINT32, one element); each response has an element as OUT and its index as IDX. The
+instance takes the next request after WAIT milliseconds, so the responses of several requests may mix. Without elements
+there is no response but the end.
+
+`square` answers a request whose IN is n with n responses, in each of which OUT is n. These parameters of a
+configuration change what it does; those that are no numbers are left out, with a line in the log:
+
+    CUSTOM_INFER_DELAY_NS    how long each response takes
+    CUSTOM_OUTPUT_DELAY_NS   how long its output takes besides
+    CUSTOM_FAIL_COUNT        so many of the last responses are errors
+    CUSTOM_EMPTY_COUNT       behind those, so many are left out
+
+The configuration has to have these tensors: the `_check` functions compare them, in upstream's texts.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from typing import Any, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
-from stubserve_stub.backends.base import InstanceFacts
-from stubserve_stub.backends.loading.contract import shape_text
-from stubserve_stub.backends.native import NativeRequest, NativeResponse, Output
-from stubserve_stub.backends.streams import Stream, StreamingBackend, check_single, check_tensors, check_types
+from stubserve_stub.api.constants import RESPONSE_COMPLETE_FINAL, ErrorCode
+from stubserve_stub.api.exceptions import TritonError, TritonModelException
+from stubserve_stub.api.logger import Logger
+from stubserve_stub.api.requests import InferenceRequest, get_input_tensor_by_name
+from stubserve_stub.api.responses import InferenceResponse
+from stubserve_stub.api.sender import InferenceResponseSender
+from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.backends.base import InstanceSetup, ModelFiles
+from stubserve_stub.backends.loading import shape_text
+from stubserve_stub.backends.python.backend import PythonBackend
+from stubserve_stub.backends.python.model import Model
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.wire import codes
-from stubserve_stub.wire.datatypes import BY_NAME
 
-_INPUTS = {"IN": "INT32", "DELAY": "UINT32", "WAIT": "UINT32"}
-_OUTPUTS = {"OUT": "INT32", "IDX": "UINT32"}
-_INT32, _UINT32 = BY_NAME["INT32"].number, BY_NAME["UINT32"].number
+# How soon a thread that waits finds out that nobody reads its responses any more
+_LOOK_S = 0.1
 
 
-class RepeatBackend(StreamingBackend):
+class _StreamingModel:
+    """A decoupled model that answers each request from a thread of its own."""
+
+    def initialize(self, arguments: Dict[str, str]) -> None:
+        self.config: Dict[str, Any] = json.loads(arguments["model_config"])
+        self.check()
+
+    def check(self) -> None:
+        """Raises Refusal for a configuration of another model."""
+        raise NotImplementedError
+
+    def answers(self, request: InferenceRequest) -> Callable[[InferenceResponseSender], None]:
+        """What sends all responses to a request but its end. A Refusal that it raises is the only response."""
+        raise NotImplementedError
+
+    def execute(self, requests: List[InferenceRequest]) -> None:
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                answers = self.answers(request)
+            except Refusal as refusal:
+                error = TritonError(str(refusal), ErrorCode(refusal.code))
+                sender.send(InferenceResponse(error=error), RESPONSE_COMPLETE_FINAL)
+                continue
+            threading.Thread(target=_stream, args=(answers, sender), daemon=True).start()
+
+
+class _Repeat(_StreamingModel):
+    def check(self) -> None:
+        if int(self.config.get("max_batch_size", 0)):
+            raise Refusal("repeat backend only supports models with max_batch_size == 0")
+        dims = _check_tensors(self.config, ("IN", "DELAY", "WAIT"), ("OUT", "IDX"))
+        if len(dims["IN"]) != 1:
+            raise Refusal("expected IN shape to have one dimension, got {}".format(shape_text(dims["IN"])))
+        _check_alike(dims["IN"], dims["DELAY"])
+        _check_single(dims, "WAIT", "OUT", "IDX")
+        _check_types(self.config, IN="INT32", DELAY="UINT32", WAIT="UINT32", OUT="INT32", IDX="UINT32")
+
+    def answers(self, request: InferenceRequest) -> Callable[[InferenceResponseSender], None]:
+        given, delay = _input(request, "IN"), _input(request, "DELAY")
+        _check_alike(given.shape, delay.shape)
+        elements, delays = given.copy(), delay.tolist()
+
+        def send(sender: InferenceResponseSender) -> None:
+            for index, milliseconds in enumerate(delays):
+                if _is_cancelled(sender, milliseconds / 1000):
+                    return
+                outputs = [
+                    Tensor("OUT", elements[index : index + 1]),
+                    Tensor("IDX", np.array([index], np.uint32)),
+                ]
+                sender.send(InferenceResponse(outputs))
+
+        return send
+
+    def execute(self, requests: List[InferenceRequest]) -> None:
+        super().execute(requests)
+        for request in requests:
+            time.sleep(int(_input(request, "WAIT").reshape(-1)[0]) / 1000)
+
+
+class _Square(_StreamingModel):
+    def check(self) -> None:
+        _check_single(_check_tensors(self.config, ("IN",), ("OUT",)), "IN", "OUT")
+        _check_types(self.config, IN="INT32", OUT="INT32")
+        self._infer_s = self._parameter("CUSTOM_INFER_DELAY_NS") / 1e9
+        self._output_s = self._parameter("CUSTOM_OUTPUT_DELAY_NS") / 1e9
+        self._failing, self._empty = self._parameter("CUSTOM_FAIL_COUNT"), self._parameter("CUSTOM_EMPTY_COUNT")
+
+    def answers(self, request: InferenceRequest) -> Callable[[InferenceResponseSender], None]:
+        given = _input(request, "IN")
+        if given.ndim == 2 and len(given) != 1:
+            raise Refusal("unexpected shape for IN input", ErrorCode.INVALID_ARG)
+        number = int(given.reshape(-1)[0])
+        if number < 0:
+            # Upstream would send 2^64 of them.
+            raise Refusal("IN is how many responses are to be sent, got {}".format(number), ErrorCode.INVALID_ARG)
+        output = Tensor("OUT", np.full([1] * given.ndim, number, np.int32))
+
+        def send(sender: InferenceResponseSender) -> None:
+            for index in range(number):
+                if _is_cancelled(sender, self._infer_s):
+                    return
+                if index + self._empty >= number:
+                    continue
+                _is_cancelled(sender, self._output_s)
+                failing = index + self._failing + self._empty >= number
+                error = TritonError("simulated failure", ErrorCode.UNKNOWN) if failing else None
+                sender.send(InferenceResponse([] if failing else [output], error))
+
+        return send
+
+    def _parameter(self, name: str) -> int:
+        text: str = self.config.get("parameters", {}).get(name, {}).get("string_value", "")
+        if text and not text.isdecimal():
+            Logger.log_info("{} string_value from {} parameter is not a number".format(text, name))
+        return int(text) if text.isdecimal() else 0
+
+
+class RepeatBackend(PythonBackend):
     """One instance of a model that answers element by element."""
 
-    def instance_initialize(self, instance: InstanceFacts) -> None:
+    model_class: Any = _Repeat
+
+    def model_initialize(self, model: ModelFiles) -> None:
+        self._model = Model(self.model_class, __file__)
+        self.methods = ("execute",)
+
+    def instance_initialize(self, instance: InstanceSetup) -> None:
+        if not instance.decoupled:
+            raise Refusal(
+                "model instance '{}' answers with any number of responses, which config.pbtxt has to say: "
+                "`model_transaction_policy {{ decoupled: true }}`".format(instance.name)
+            )
         super().instance_initialize(instance)
-        _check(self.config)
-
-    def answer(self, request: NativeRequest, stream: Stream) -> None:
-        given, delay = request.inputs["IN"], request.inputs["DELAY"]
-        _check_alike(given.shape, delay.shape)
-        elements = bytes(given.memory)
-        delays: List[int] = np.frombuffer(bytes(delay.memory), np.uint32).tolist()
-        threading.Thread(target=_repeat, args=(elements, delays, request.outputs, stream), daemon=True).start()
-
-    def after_batch(self, requests: Sequence[NativeRequest]) -> None:
-        for request in requests:
-            (milliseconds,) = np.frombuffer(bytes(request.inputs["WAIT"].memory), np.uint32).tolist()
-            time.sleep(milliseconds / 1000)
 
 
-def _repeat(elements: bytes, delays: Sequence[int], wanted: Sequence[str], stream: Stream) -> None:
-    for index, milliseconds in enumerate(delays):
-        stream.wait(milliseconds / 1000)
-        if stream.cancelled:
-            break
-        outputs = [
-            Output("OUT", _INT32, (1,), elements[4 * index : 4 * index + 4]),
-            Output("IDX", _UINT32, (1,), np.uint32(index).tobytes()),
-        ]
-        stream.send(NativeResponse([output for output in outputs if output.name in wanted]))
-    stream.end()
+class SquareBackend(RepeatBackend):
+    """One instance of a model that answers n with n times n."""
+
+    model_class = _Square
 
 
-def _check(config: Dict[str, Any]) -> None:
-    """Raises Refusal for a configuration of another model."""
-    if int(config.get("max_batch_size", 0)):
-        raise Refusal("repeat backend only supports models with max_batch_size == 0")
-    dims = check_tensors(config, _INPUTS, _OUTPUTS)
-    if len(dims["IN"]) != 1:
-        raise Refusal("expected IN shape to have one dimension, got {}".format(shape_text(dims["IN"])))
-    _check_alike(dims["IN"], dims["DELAY"])
-    for name in ("WAIT", "OUT", "IDX"):
-        check_single(name, dims[name])
-    check_types(config, {**_INPUTS, **_OUTPUTS})
+def _input(request: InferenceRequest, name: str) -> np.ndarray:
+    tensor: Optional[Tensor] = get_input_tensor_by_name(request, name)
+    assert tensor is not None, "the server asks for all inputs"
+    return tensor.as_numpy()
+
+
+def _stream(answers: Callable[[InferenceResponseSender], None], sender: InferenceResponseSender) -> None:
+    try:
+        answers(sender)
+        sender.send(flags=RESPONSE_COMPLETE_FINAL)
+    except TritonModelException:
+        pass  # the whole batch has been answered with an error
+
+
+def _is_cancelled(sender: InferenceResponseSender, seconds: float) -> bool:
+    """Sleeps, but not for long when nobody reads any more, which it tells."""
+    end = time.monotonic() + seconds
+    while not sender.is_cancelled():
+        left = end - time.monotonic()
+        if left <= 0:
+            return False
+        time.sleep(min(left, _LOOK_S))
+    return True
+
+
+def _check_tensors(config: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str]) -> Dict[str, List[int]]:
+    """The dimensions of all inputs and outputs. Raises Refusal for a wrong number or order of them.
+
+    Data types are for `_check_types`, which upstream does last.
+    """
+    given = (("input", inputs, config["input"]), ("output", outputs, config["output"]))
+    for what, expected, tensors in given:
+        if len(tensors) != len(expected):
+            plural = "" if len(expected) == 1 else "s"
+            raise Refusal("expected {} {}{}, got {}".format(len(expected), what, plural, len(tensors)))
+    dims: Dict[str, List[int]] = {}
+    for what, expected, tensors in given:
+        for ordinal, name, tensor in zip(("first", "second", "third"), expected, tensors):
+            if tensor["name"] != name:
+                raise Refusal("expected {} {} tensor name to be {}, got {}".format(ordinal, what, name, tensor["name"]))
+            dims[name] = [int(dim) for dim in tensor["dims"]]
+    return dims
+
+
+def _check_single(dims: Mapping[str, Sequence[int]], *names: str) -> None:
+    """Raises Refusal for a tensor that may be anything but one element."""
+    for name in names:
+        if list(dims[name]) != [1]:
+            raise Refusal("expected {} shape to be [1], got {}".format(name, shape_text(dims[name])))
+
+
+def _check_types(config: Mapping[str, Any], **expected: str) -> None:
+    """Raises Refusal for an input or output of another data type."""
+    for tensor in (*config["input"], *config["output"]):
+        name, kind = tensor["name"], expected[tensor["name"]]
+        if tensor["data_type"] != "TYPE_" + kind:
+            raise Refusal("expected {} datatype to be {}, got {}".format(name, kind, tensor["data_type"]))
 
 
 def _check_alike(given: Sequence[int], delay: Sequence[int]) -> None:
     if list(given) != list(delay):
         raise Refusal(
             "expected IN and DELAY shape to match, got {} and {}".format(shape_text(given), shape_text(delay)),
-            codes.INVALID_ARG,
+            ErrorCode.INVALID_ARG,
         )

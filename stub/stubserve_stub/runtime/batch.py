@@ -1,19 +1,17 @@
 """A batch as it reaches a backend: the requests of one EXECUTE message, and the memory that their tensors lie in.
 
-Every backend's batch has to settle the same before its result goes out. An input above INLINE_BYTES is a view of the
-arena, owned by its request until the batch's result reaches the parent. So after the backend has executed
+An input above INLINE_BYTES is a view of the arena, owned by its request until the batch's result reaches the parent. So
+after the backend has executed
 
-1. an output that lies inside an input of this batch, or inside an output of another model that this one has called
-   (a lease), is answered with its place there, without a copy;
+1. an output that lies inside an input of this batch, or inside an output of another model that this one has called (a
+   lease), is answered with its place there, without a copy;
 2. the backend drops all objects that it was given and keeps no use for, and what is still alive is held: those inputs
-   are named as held, and an output of step 1 that lies in held memory is copied after all, for whoever holds it may
-   write to it at any time.
+   are named as held, and an output of step 1 that lies in held memory is copied after all.
 
-An input whose memory others read too is a read-only view, and so is a small one (COPIED_BYTES), and each one of a
-backend that says it writes to none: their pages stay protected then, and the two system calls for each are saved. A
-backend that can write its outputs where it is told asks for room (`reserve`): an output that lies there is answered
-from there, also where it is a part, as the rows of one request in the output of a whole batch. Everything else that a
-backend answers with is copied once, into the stub's own segment, or into the message when it is small.
+An input is a read-only view if others read its memory too, if it is small (COPIED_BYTES), or if the backend says that
+it writes to none: the pages stay protected then, which saves two system calls for each. A backend that can write its
+outputs where it is told asks for room (`reserve`): an output that lies there, whole or in part, is answered from there.
+Everything else is copied once, into the stub's own segment, or into the message when it is small.
 
 What is alive is known by weak references: whoever makes objects over an input's memory says which reference dies with
 the last of them (`watch`), or that somebody else looks after the input beyond the batch (`lend`).
@@ -29,8 +27,7 @@ import numpy as np
 
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.lease import Lease, lease_of
-from stubserve_stub.runtime.outputs import no_memory, own_offsets, placed
+from stubserve_stub.runtime.outputs import Lease, lease_of, no_memory, own_offsets
 from stubserve_stub.runtime.region_batch import RegionBatch
 from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull, address_of
@@ -165,7 +162,7 @@ class Batch:
 
     def take_back(self, entries: Sequence[Entry]) -> None:
         """Frees the outputs of a result's entries that are not to be sent after all."""
-        self.free([offset for entry in entries if isinstance(entry, tuple) for offset in placed(entry)])
+        self.free([offset for entry in entries if isinstance(entry, tuple) for offset in own_offsets(entry[1])])
 
     def settle(self, entries: Sequence[Entry]) -> Tuple[List[int], Sequence[Entry]]:
         """Finds the inputs that are still held, and moves outputs out of them: (held offsets, entries of the result).

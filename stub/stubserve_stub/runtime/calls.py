@@ -1,10 +1,9 @@
 """Requests that a model makes, as the stub sends them and hears of their answers.
 
-Answers come over a ring with a doorbell of its own. There is no thread that reads it: a thread that waits does. The
-first thread that waits takes the reader's part and blocks in the kernel on the doorbell, so the answer to a lone call
-wakes the very thread that wants it. It also takes what arrives for others and wakes them; when it has its own answer it
-passes the part on to one that still waits. Coroutines wait for a future; while there are any, their event loop watches
-the doorbell too, and reads when no thread does.
+Answers come over a ring with a doorbell of its own, which the threads that wait read: the first one takes the reader's
+part and blocks in the kernel on the doorbell, so the answer to a lone call wakes the very thread that wants it. It also
+takes what arrives for others and wakes them; when it has its own answer it passes the part on to one that still waits.
+While coroutines wait, their event loop watches the doorbell too, and reads when no thread does.
 
 A call holds up its instance when the main thread waits for it in `execute`. The server must know, because instances
 that wait for each other in a circle would do so for ever. Of a call by the main thread that is plain. A call by another

@@ -3,8 +3,8 @@
 Outputs are placed in the stub's own segment and freed when the parent says that their readers are done (`frees`).
 Inputs belong to the parent; it takes them back when a batch's result arrives, except those that the result names as
 held. What a model was given beyond a batch (held inputs, outputs in the answers to its own requests) it keeps until the
-last view dies. That may happen on any thread at any moment (in a weak reference's callback, or a finalizer), so what
-runs then only notes the offset and pokes the main thread, which tells the parent, unless another message does it first.
+last view dies, on any thread at any moment. What runs then only notes the offset and pokes the main thread, which tells
+the parent, unless another message does it first.
 
 Only the main thread receives. Any thread may send, place and free: two locks keep them apart. `sending` may be held
 over several sends, so that nothing comes in between.
@@ -19,8 +19,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
-from stubserve_stub.runtime.output_memory import OutputMemory
-from stubserve_stub.runtime.outputs import no_memory, placed
+from stubserve_stub.runtime.outputs import OutputMemory, no_memory, own_offsets
 from stubserve_stub.runtime.patience import Patience
 from stubserve_stub.wire import layout, messages, strings
 from stubserve_stub.wire.budget import ArenaFull
@@ -183,7 +182,7 @@ class Channel:
         except ArenaFull as full:
             # The message itself is too long for a record. Somebody waits for it, so it must end in one way or another.
             assert wire is not None
-            self.free(placed(wire))
+            self.free(own_offsets(wire[1]))
             self.send(messages.pack_response(*key, start_ns, no_memory(full), flags, held))
 
     def send_later(self, message: bytes) -> None:

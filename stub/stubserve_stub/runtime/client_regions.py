@@ -1,29 +1,23 @@
 """Clients' shared memory in a stub: inputs are read and outputs written where they are.
 
 A client registers a file in /dev/shm with the server, which passes its descriptor on to each stub that needs it. A stub
-maps it when a batch first refers to it.
+maps it when a batch first refers to it. What happens when a region goes away while it is used says `region_window`.
 
 **Inputs are private.** A model may write to what it is given, and its client must not see that. So an input is a view
 of a private mapping (MAP_PRIVATE): a page that the model writes to is copied by the kernel, the others are the client's
-own. A mapping is lent to one input at a time, and lent again when the last view of that has died. Mapping 4 MiB anew
-for each request takes 147 µs, most of it page faults; a mapping that is kept takes 9. What the model has written to
-is given back to the kernel before that. It has written to nothing if this process has had no page fault meanwhile,
-which takes 2 µs to know; where there were any, the kernel is asked for each page (/proc/self/pagemap, 36 µs for 4 MiB).
-Copying them takes 437 µs with `preadv`.
+own. A mapping is lent to one input at a time, and lent again when the last view of that has died. For 4 MiB a mapping
+that is kept takes 9 µs, a new one 147 µs, a copy with `preadv` 437 µs. What the model has written to is given back to
+the kernel before: nothing if this process has had no page fault meanwhile (2 µs to know), else the kernel is asked for
+each page (/proc/self/pagemap, 36 µs for 4 MiB).
 
 **What a model keeps is its own.** A client may write the next request into its region as soon as it has its answer, or
 make it smaller. So what is still alive after `execute` is put into memory of this process, at the address where it is.
-Of a request that has been answered it is copied, and the copy takes the place of the mapping (`keep`). One that is
-still open may have a thread of its model at work on it, whose writes such an exchange could lose: its pages become
-private where they are, as if they had been written to (`detach`). Those the kernel takes away with the file, which is
-what `torn` says then. After the last response nobody asks for that any more: a sender's model that goes on with its
-input, or keeps it, may find zeros there then, also where it has written. That much its client could have sent, so it is
-no more than this; a model that keeps such an input for others copies it. Either way costs 2 ms for 4 MiB, and happens
-to few.
+Of a request that has been answered it is copied (`keep`). One that is still open may have a thread of its model at work
+on it, whose writes a copy could lose: its pages become private where they are (`detach`). Those the kernel takes away
+with the file, which is what `torn` says then. After the last response nobody asks for that any more: a model that goes
+on with such an input may find zeros there, as its client could have sent. Either way costs 2 ms for 4 MiB, for few.
 
 **Outputs are copied once**, from where the model has them into a shared mapping, if they fit.
-
-**A region may go away**, as a whole or a part of it, while it is used: `region_window` says what happens then.
 """
 
 from __future__ import annotations
@@ -40,6 +34,7 @@ import msgpack
 import numpy as np
 
 from stubserve_stub.runtime.region_window import RegionGone, Window
+from stubserve_stub.wire.arena import bytes_at
 
 # How many private mappings of a region are kept for the next input
 _KEPT = 4
@@ -50,31 +45,13 @@ _DATAGRAM = 256
 class Loan:
     """What lies at the bottom of all views of one input; with the last of them it ends."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "_pool", "region", "window")
+    __slots__ = ("__array_interface__", "__weakref__", "_pool", "window")
 
-    def __init__(self, window: Window, pool: "Deque[Window]", offset: int, nbytes: int, region: int) -> None:
+    def __init__(self, window: Window, pool: "Deque[Window]", offset: int, nbytes: int) -> None:
         self.window = window
-        self.region = region
         self._pool = pool
         window.used = (offset, nbytes)
-        self.__array_interface__: Dict[str, Any] = {
-            "version": 3,
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (window.address + offset, False),
-        }
-
-    @property
-    def torn(self) -> bool:
-        return self.window.torn
-
-    def keep(self) -> None:
-        """Makes what is there now this process's own, whatever becomes of the region. Raises RegionGone."""
-        self.window.keep()
-
-    def detach(self) -> None:
-        """As `keep`, for what somebody may be writing to: it is lost again if the client makes its file smaller."""
-        self.window.detach()
+        self.__array_interface__ = bytes_at(window.address + offset, nbytes)
 
     def __del__(self) -> None:
         if len(self._pool) < _KEPT and not self.window.is_spent:
@@ -84,8 +61,7 @@ class Loan:
 class ClientRegion:
     """One region: `nbytes` from `start` on of the file behind a descriptor, which it closes."""
 
-    def __init__(self, number: int, descriptor: int, start: int, nbytes: int) -> None:
-        self.number = number
+    def __init__(self, descriptor: int, start: int, nbytes: int) -> None:
         self.nbytes = nbytes
         self._descriptor = descriptor
         self._start = start
@@ -104,14 +80,14 @@ class ClientRegion:
     def lend(self, offset: int, nbytes: int) -> Tuple["np.ndarray[Any, Any]", Loan]:
         """A part of it to be read, and written to by nobody else; bytes. Raises RegionGone."""
         self._check(offset, nbytes)
-        loan = Loan(self._private(), self._kept, offset, nbytes, self.number)
+        loan = Loan(self._private(), self._kept, offset, nbytes)
         return np.asarray(loan), loan
 
     def copy(self, offset: int, nbytes: int) -> "np.ndarray[Any, Any]":
         """What is in a part of it now. Raises RegionGone."""
         array, loan = self.lend(offset, nbytes)
         copied: np.ndarray = array.copy()
-        if loan.torn:
+        if loan.window.torn:
             raise RegionGone("it has become smaller")
         return copied
 
@@ -188,4 +164,4 @@ class ClientRegions:
             if not descriptors:
                 continue  # this process has as many open files as it may
             number, start, nbytes = msgpack.unpackb(data)
-            self._regions[number] = ClientRegion(number, descriptors[0], start, nbytes)
+            self._regions[number] = ClientRegion(descriptors[0], start, nbytes)

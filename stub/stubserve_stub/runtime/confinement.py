@@ -1,9 +1,8 @@
 """The rights that a stub gives up before it runs code of its model, by prctl, setrlimit and Landlock.
 
 - No new privileges: what a model starts can gain none (sudo and other programs of set-user-ID run as the stub's user).
-- A limit on the memory that is the stub's own (RLIMIT_DATA: heap, arrays, stacks of threads). The arena is not counted,
-  nor are files that are mapped. A process that asks for more gets a MemoryError, in place of a visit of the OOM killer
-  to anybody.
+- A limit on the memory that is the stub's own (RLIMIT_DATA: heap, arrays, stacks of threads; not the arena, nor files
+  that are mapped). A process that asks for more gets a MemoryError.
 - Files: with Landlock nothing can be written, made or removed but in some folders; to read is allowed as before.
 - Network: with Landlock no TCP connection can be made or waited for, and none to an abstract Unix socket of others,
   where the kernel knows how to forbid that. Other sockets are beyond it.
@@ -11,9 +10,8 @@
   descriptors), and where the kernel knows how, from sending them signals. Root goes around that by capabilities
   (CAP_PERFMON reads the environment of any process), so a stub that runs as root keeps those of a container's root.
 
-Landlock counts for the thread that asks and all it starts later, so all this is done first of all, before a library
-starts threads. It is told in an environment variable, a line for each thing, because the control socket is read by a
-thread. None of it can be taken back, not by the model's children either.
+Landlock counts for the thread that asks and all it starts later, so all this is done first of all. It is told in an
+environment variable, a line for each thing. None of it can be taken back, not by the model's children either.
 
 As a program it is confined, and becomes the program of its arguments: `python -I -S <this file> PROGRAM ARGUMENTS...`.
 """

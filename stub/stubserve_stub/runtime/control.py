@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from typing import Any, Callable, Deque, Dict
 
-from stubserve_stub.wire.control_messages import Unframer, frame
+from stubserve_stub.wire.messages import Unframer, frame
 
 Message = Dict[str, Any]
 

@@ -9,14 +9,12 @@ The client's has upstream's form (checked against Triton 2.51), because people r
       /models/m/1/model.py(30): execute
 
 Innermost frame first. As upstream, it starts at the innermost frame of the traceback and follows its callers, so a
-caller's line is where that frame stood last; causes, contexts and notes are not part of it; and a coroutine (before
-Python 3.13 a generator, too) has lost its callers by then and stands alone. Frames of the stub itself are not shown:
-upstream's counterparts are C++ and have none.
+caller's line is where that frame stood last. Causes, contexts and notes are not part of it. A coroutine (before Python
+3.13 a generator, too) has lost its callers by then. Frames of the stub are not shown: upstream's are C++ and have none.
 
-The log's is what Python itself shows, with the lines of source and carets. Frames of the stub, and of the import
-system, are left out there too, and a very long text is cut in the middle. The lines of source are those that run:
-`keep_sources` reads them when a model is loaded, because its files may be saved again while the old code goes on
-serving.
+The log's is what Python itself shows, without frames of the stub and of the import system; a very long text is cut in
+the middle. The lines of source are those that run: `keep_sources` reads them when a model is loaded, because its files
+may be saved again while the old code goes on serving.
 """
 
 from __future__ import annotations

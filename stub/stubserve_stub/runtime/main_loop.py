@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, Optional, Sequence
 
 import numpy as np
 
-from stubserve_stub.backends.base import Backend, InstanceFacts, ModelFiles
+from stubserve_stub.backends.base import Backend, InstanceSetup, ModelFiles
 from stubserve_stub.runtime import session_threads
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
@@ -106,7 +106,7 @@ class MainLoop:
         self._host.instance = order["instance"]
         with self._reporting("initialize"):
             backend.instance_initialize(
-                InstanceFacts(order["instance"], order["arguments"], order["outputs"], order["decoupled"])
+                InstanceSetup(order["instance"], order["arguments"], order["outputs"], order["decoupled"])
             )
         self._control.handle("cancel", self._on_cancel)
         self._control.handle("is_ready", self._on_is_ready)

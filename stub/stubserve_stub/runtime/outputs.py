@@ -1,15 +1,23 @@
-"""What becomes of a response as the wire has it: errors in its place, and the memory that its outputs take up."""
+"""Outputs: the responses that they are part of, the memory that a stub puts its own into, and that of others'."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, List, Sequence
+import queue
+import threading
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
+
+import numpy as np
 
 from stubserve_stub.wire import codes, strings
-from stubserve_stub.wire.arena import ArenaFull
-from stubserve_stub.wire.places import AsList, InArena
+from stubserve_stub.wire.allocator import Allocator
+from stubserve_stub.wire.arena import ArenaFull, bytes_at
+from stubserve_stub.wire.budget import NotGranted
+from stubserve_stub.wire.places import InArena
+from stubserve_stub.wire.stub_arena import StubArena
 
 if TYPE_CHECKING:
-    # What it imports, msgpack, is not there where only the public module is wanted.
+    # What they import, msgpack, is not there where only the public module is wanted.
+    from stubserve_stub.runtime.control import Control
     from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 
@@ -36,27 +44,167 @@ def no_memory(full: ArenaFull) -> WireResponse:
     return failed(str(full), codes.UNAVAILABLE)
 
 
-def placed(response: WireResponse) -> List[int]:
-    """The offsets of those outputs of a response that lie in memory of this stub's own."""
-    _, outputs, _ = response
-    return own_offsets(outputs)
-
-
 def own_offsets(outputs: Sequence[WireTensor]) -> List[int]:
-    """As `placed`, of outputs that are no response yet."""
+    """The offsets of those outputs that lie in memory of this stub's own."""
     return [place.offset for _, _, _, place in outputs if isinstance(place, InArena)]
 
 
-# Bytes inside of a message become the parent's own, whose small answers nobody counts. So they weigh more.
-_INLINE_WEIGHT = 8
+# What a stub asks for at least, and keeps although it does not use it: it would have to ask again.
+_GRAIN = 4 << 20
 
 
-def weight(response: WireResponse) -> int:
-    """What an encoded response adds to its group (`api.sender`): bytes that it takes up in the arena, or as many."""
-    _, outputs, _ = response
-    return sum(
-        _INLINE_WEIGHT * len(place)
-        if isinstance(place, bytes)
-        else place.nbytes * (_INLINE_WEIGHT if isinstance(place, AsList) else 1)
-        for _, _, _, place in outputs
-    )
+class OutputMemory:
+    """The memory of one stub's outputs: its own segment's heap, against what the server has granted it.
+
+    What is used again and again costs no message. A stub that needs more than it has been granted asks the server,
+    which may have to ask other stubs for theirs first, and waits for the answer. What it does not need any more it
+    gives back: by itself where it is much, and all of it when the server asks, because others need memory or the stub
+    is idle. Then the control thread does it, for the main thread may be in `execute` for long.
+
+    A block is one output as a rule. One that holds the outputs of several requests, which were computed as one, is
+    `split`: each part is freed for itself, and the last one frees the block.
+
+    Until `connect` there is only what `arena.grant` has from the start. Safe on any thread.
+    """
+
+    def __init__(self, arena: StubArena) -> None:
+        self._arena = arena
+        self._retain = min(64 << 20, arena.limit // 16)
+        self._grain = min(_GRAIN, arena.limit // 64)
+        self._allocator = Allocator(arena, arena.own, self._retain)
+        self._guard = threading.Lock()
+        # The parts of blocks that have been split: their block and how many of its parts are left, which they share
+        self._parts: Dict[int, List[int]] = {}
+        self._control: Optional[Control] = None
+        # One asks at a time; and what the server says to that
+        self._asking = threading.Lock()
+        self._answers: "queue.SimpleQueue[Dict[str, Any]]" = queue.SimpleQueue()
+
+    def connect(self, control: Control) -> None:
+        """From now on the server can be asked for memory, and may ask for it."""
+        self._control = control
+        control.handle("granted", self._answers.put)
+        control.handle("give_back", lambda message: self.give_back(message["frees"]))
+
+    def renew_locks(self) -> None:
+        """In a process that was forked from the stub's: another thread may have held them at the fork."""
+        self._guard, self._asking = threading.Lock(), threading.Lock()
+
+    @property
+    def live_blocks(self) -> int:
+        """How many outputs the server has not freed."""
+        return self._allocator.live_blocks
+
+    def place(self, data: Any) -> InArena:
+        """Copies contiguous bytes into the stub's segment. Raises ArenaFull."""
+        source = memoryview(data).cast("B")
+        offset = self.reserve(source.nbytes)
+        self._arena.view(offset, source.nbytes)[:] = source
+        return InArena(offset, source.nbytes)
+
+    def reserve(self, nbytes: int) -> int:
+        """Where there is room in the stub's segment for an output that is still to be written. Raises ArenaFull."""
+        while True:
+            try:
+                with self._guard:
+                    return self._allocator.allocate(nbytes)
+            except NotGranted as short:
+                missing = short.nbytes
+            self._get(missing)
+
+    def split(self, block: int, parts: Sequence[int]) -> None:
+        """From now on a block is freed in parts: by the offsets at which they begin, of which each is another one."""
+        shared = [block, len(parts)]
+        with self._guard:
+            for part in parts:
+                self._parts[part] = shared
+
+    def free(self, offsets: Sequence[int]) -> None:
+        """The server is done with these outputs."""
+        if not offsets:
+            return
+        grant = self._arena.grant
+        with self._guard:
+            self._free(offsets)
+            surplus = grant.slack - self._grain
+            if surplus > 0:
+                grant.slack -= surplus
+        if surplus > 0 and self._control is not None:
+            self._control.send("returned", nbytes=surplus, asked=False)
+
+    def give_back(self, offsets: Sequence[int]) -> None:
+        """The server is done with these outputs, and wants back whatever is not used."""
+        grant = self._arena.grant
+        with self._guard:
+            self._free(offsets)
+            self._allocator.trim()
+            slack, grant.slack = grant.slack, 0
+        assert self._control is not None
+        self._control.send("returned", nbytes=slack, asked=True)
+
+    def _free(self, offsets: Sequence[int]) -> None:
+        for offset in offsets:
+            if self._parts:
+                shared = self._parts.pop(offset, None)
+                if shared is not None:
+                    offset, left = shared[0], shared[1] - 1
+                    shared[1] = left
+                    if left:
+                        continue
+            self._allocator.free(offset)
+
+    def _get(self, missing: int) -> None:
+        """Gets more granted, or makes room of what is kept warm. Raises ArenaFull.
+
+        Not with the lock held: the thread that hears the answer may need it first.
+        """
+        grant = self._arena.grant
+        if self._control is None:
+            raise ArenaFull("no room for {} bytes in shared memory: there is no server to ask for it".format(missing))
+        with self._asking:
+            self._control.send("need", least=missing, most=max(missing, self._grain))
+            answer = self._answers.get()
+        with self._guard:
+            if not answer["error"]:
+                grant.slack += answer["nbytes"]
+                return
+            before = grant.slack
+            self._allocator.trim()
+            if grant.slack - before < missing:
+                raise ArenaFull(answer["error"])
+
+
+class Lease:
+    """What a stub was given in an answer to a request of its model: `nbytes` of the arena at `offset`.
+
+    A lease lies at the bottom of everything that a model can make of such an output: the tensor's memoryview, arrays
+    and their slices, buffer exports, DLPack capsules. When the last of them dies the lease dies, and `drop` tells the
+    parent. numpy knows a lease by its `__array_interface__`; that also works before Python 3.12, where a class
+    cannot offer a buffer.
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__", "_drop", "address", "nbytes", "offset")
+
+    def __init__(self, arena: StubArena, offset: int, nbytes: int, drop: Callable[[int], None]) -> None:
+        self.offset = offset
+        self.nbytes = nbytes
+        self.address = arena.address(offset)
+        self.__array_interface__ = bytes_at(self.address, nbytes)
+        self._drop = drop
+
+    def view(self) -> memoryview:
+        """The memory, writable; keeps the lease alive."""
+        array: Any = np.asarray(self)
+        return memoryview(array)
+
+    def __del__(self) -> None:
+        self._drop(self.offset)
+
+
+def lease_of(buffer: Any) -> Optional[Lease]:
+    """The lease in whose memory an array or memoryview lies, None if it is other memory."""
+    while buffer is not None:
+        if isinstance(buffer, Lease):
+            return buffer
+        buffer = buffer.obj if isinstance(buffer, memoryview) else getattr(buffer, "base", None)
+    return None

@@ -1,36 +1,25 @@
 """Whether a stub looks for its next batch for a moment before it goes to sleep.
 
-A sleeping process on another core has to be woken, which on a virtual machine takes longer than a small model runs:
-40 to 60 µs, and its caches are cold after that. For a lone client that asks again and again this is the largest part
-of its latency. So after a request that was alone in the server the stub watches a word in shared memory, which the
-parent raises with every announcement, before it sleeps in the kernel.
+A sleeping process on another core has to be woken, which on a virtual machine takes longer than a small model runs: 40
+to 60 µs, and its caches are cold after that. So after a request that was alone in the server the stub watches a word in
+shared memory before it sleeps in the kernel. The parent raises the word with every announcement. It is only a hint: the
+doorbell (`wire.ring`) alone decides what may be read.
 
-How long is learned from the pause before: twice of that, and LEAST_NS at least, so that a client that asks at an even
-pace finds it awake. Where the last pause was longer than LONGEST_NS, watching would have been in vain, and the stub
-sleeps at once; the next pause tells. So the stubs of an ensemble's steps, each of which waits while all others have
-their turn, stay awake for a whole round: one that falls asleep makes the pauses of all longer, and the others fall
-asleep, too.
+How long is learned from the pause before: twice of that, at least LEAST_NS. Where the last pause was longer than
+LONGEST_NS the stub sleeps at once; the next pause tells. A look that does not succeed is followed by pauses without
+one, for a core with busy neighbours has better work to do: by none after the first, for that may be a client that has
+become slower, then by 2, 6, 14, 30 and at most 62. A look that succeeds ends this.
 
-The word is only a hint: the doorbell (see `wire.ring`) alone decides what may be read, so nothing depends on how soon
-another core sees it. Under load nobody looks: then a request is not alone, and the core has better things to do. Where
-there is only one core to use, or a quota of less than two, looking would keep the parent from answering; it is off.
+Nobody looks
 
-A look pays only while the core that it runs on has nothing better to do. On a machine with busy neighbours the kernel
-puts a process aside that looks; it has used up its turn when the request comes, and is woken later than one that slept.
-So looks that did not succeed are followed by pauses without one: by none after the first, for that may be a client
-that has become slower, then by 2, 6, 14, 30 and at most 62. A look that succeeds ends this.
-
-Nobody looks for a request of another model (BLS): there the caller, the server and the model that is called take turns,
-and two of the three would look while the third one works. Measured beside neighbours, such a call took 1490 µs of
-processor time where stubs looked and 700 where they slept, a chain of three 3200 and 1920, and both were answered
-sooner; also with few neighbours nothing was won. Nor does a stub look after a batch whose model has called another:
-what could be won is less than a tenth of what such a request takes.
+- under load, for then a request is not alone;
+- where there is only one core to use, or a quota of less than two: looking would keep the parent from answering;
+- for a request of another model (BLS), nor after a batch whose model has called another: two of three processes would
+  look while the third one works (1490 µs of processor time a call in place of 700, beside neighbours);
+- after a large request: the core is needed to move its answer.
 
 Costs: two looks at the clock, and at most LONGEST_NS of one core, per lone request of a client that asks at short
-intervals. An idle server costs nothing, nor do clients that take their time. Measured on 2 cores, one connection, 16
-floats: median latency 330 µs without, 220 µs with (and no difference at 16 connections); ensembles are in
-docs/performance.md. After a large request nobody looks: its answer is not even read when the time is up, and the core
-is needed to move it.
+intervals. One connection, 16 floats, 2 cores: median latency 330 µs without, 220 µs with.
 """
 
 from __future__ import annotations

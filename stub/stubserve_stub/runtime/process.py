@@ -1,21 +1,18 @@
 """The process of a stub: how it begins, and how it ends.
 
 It does not heed SIGINT, SIGTERM and SIGHUP: the server ends its stubs, when it has their answers. A Ctrl-C in the
-server's terminal goes to the whole group, and SIGHUP, which is for the server's log, may be sent to all processes of a
-service. The handler is a function rather than SIG_IGN, so that programs which the model starts get the default back.
-Processes that it forks get it too: `multiprocessing` terminates what it does not need any more, and would wait for
-ever. The signals are held back until that is done, or one that comes right after the fork would get lost. A SIGHUP that
-is ignored from the start, as under nohup, stays ignored in all of them.
+server's terminal goes to the whole group, and SIGHUP, which is for the server's log, perhaps to a whole service. The
+handler is a function rather than SIG_IGN, so that programs which the model starts get the default back. Processes that
+it forks get it too: `multiprocessing` terminates what it does not need any more, and would wait for ever. The signals
+are held back until that is done. A SIGHUP that is ignored from the start, as under nohup, stays ignored.
 
-The server's terminal is not for its stubs: a stub that reads from it in the background would be stopped, and the server
+The server's terminal is not for its stubs: one that reads from it in the background would be stopped, and the server
 would wait. As SIGTTIN and SIGTTOU are ignored, reading is an error instead.
 
-`breakpoint()` in a model is a debugger on the server's terminal where the stub has that, a word in the log where not.
-What a stub prints goes through the server, line by line, and a debugger cannot work like that. So at its first
-breakpoint a stub that has the terminal for its input takes it for its output, too, and keeps it.
-
-Without a terminal a debugger would read the end of its input at once and fail the request. The model goes on instead.
-PYTHONBREAKPOINT counts as ever: a person who sets it has a debugger that needs no terminal.
+`breakpoint()` in a model is a debugger on the server's terminal where the stub has that. What a stub prints goes
+through the server, line by line, and a debugger cannot work like that: so at its first breakpoint such a stub takes the
+terminal for its output, too, and keeps it. Without a terminal a debugger would read the end of its input at once and
+fail the request: the model goes on, with a word in the log. PYTHONBREAKPOINT counts as ever.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ and its own request fails whatever they answer, unless it has sent its last resp
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -17,44 +18,18 @@ import numpy as np
 
 from stubserve_stub.runtime.client_regions import ClientRegion, ClientRegions, Loan
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.outputs import failed, placed
+from stubserve_stub.runtime.outputs import failed, own_offsets
 from stubserve_stub.runtime.region_window import RegionGone
 from stubserve_stub.wire import codes, places
 from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, RegionOutput, WireRequest, WireResponse, WireTensor
 from stubserve_stub.wire.places import REGION, InRegion
 
+# Given an output's name and buffer, where it has been written; None where its client has said nothing of it, and for
+# small ones, which are the server's to write. Raises Refusal where there is no room.
+RegionWriter = Callable[[str, Any], Optional[InRegion]]
+
 _GONE = "the shared memory of a request has gone away while it was executed: {}"
-
-
-class SlotOutputs:
-    """Where the outputs of one request go."""
-
-    def __init__(self, regions: ClientRegions, wanted: Dict[str, Tuple[int, int, int]]) -> None:
-        self._regions = regions
-        self._wanted = wanted
-
-    def place(self, name: str, buffer: Any) -> Optional[InRegion]:
-        """Where an output has been written as its client wants it; None where that says nothing of it.
-
-        Small ones are the server's to write. Raises Refusal where there is no room for it.
-        """
-        nbytes = len(buffer) if isinstance(buffer, bytes) else buffer.nbytes
-        wanted = self._wanted.get(name)
-        if wanted is None or nbytes <= INLINE_BYTES:
-            return None
-        number, offset, room = wanted
-        if nbytes > room:
-            raise Refusal(
-                "shared memory size specified with the request for output '{}' ({} bytes) should be at least {} bytes "
-                "to hold the results".format(name, room, nbytes),
-                codes.INTERNAL,
-            )
-        try:
-            self._regions.find(number).write(offset, buffer)
-        except RegionGone as gone:
-            raise Refusal("output '{}' could not be written into shared memory: {}".format(name, gone)) from None
-        return InRegion(number, offset, nbytes)
 
 
 class SlotInputs:
@@ -84,7 +59,7 @@ class SlotInputs:
         if not self.has_failed() or (response is None and self._is_told):
             return response
         if response is not None:
-            free(placed(response))
+            free(own_offsets(response[1]))
         self._is_told = True
         return failed(_GONE.format(self.failure), codes.INVALID_ARG)
 
@@ -92,14 +67,14 @@ class SlotInputs:
         """The request has been answered: what the model still has is its own from now on."""
         for loan in self._alive():
             try:
-                loan.keep()
+                loan.window.keep()
             except RegionGone as gone:
                 self.failure = self.failure or str(gone)
 
     def detach(self) -> None:
         """As `keep`, while the model may be at work on it."""
         for loan in self._alive():
-            loan.detach()
+            loan.window.detach()
 
     def _alive(self) -> List[Loan]:
         return [loan for loan in (reference() for reference in self.loans) if loan is not None]
@@ -131,10 +106,27 @@ class RegionBatch:
         taken, self._requests = self._requests, []
         return taken
 
-    def outputs(self, slot: int) -> Optional[SlotOutputs]:
-        """Where outputs of this slot go; None where none goes into a region."""
+    def writer(self, slot: int) -> Optional[RegionWriter]:
+        """What writes outputs of this slot as its client wants them; None where none goes into a region."""
         wanted = self._outputs.get(slot)
-        return None if wanted is None else SlotOutputs(self._regions, wanted)
+        return None if wanted is None else functools.partial(self._write, wanted)
+
+    def _write(self, outputs: Dict[str, Tuple[int, int, int]], name: str, buffer: Any) -> Optional[InRegion]:
+        nbytes = len(buffer) if isinstance(buffer, bytes) else buffer.nbytes
+        wanted = outputs.get(name)
+        if wanted is None or nbytes <= INLINE_BYTES:
+            return None
+        number, offset, room = wanted
+        if nbytes > room:
+            raise Refusal(
+                "shared memory size specified with the request for output '{}' ({} bytes) should be at least {} bytes "
+                "to hold the results".format(name, room, nbytes)
+            )
+        try:
+            self._regions.find(number).write(offset, buffer)
+        except RegionGone as gone:
+            raise Refusal("output '{}' could not be written into shared memory: {}".format(name, gone)) from None
+        return InRegion(number, offset, nbytes)
 
     def over(self, entries: Sequence[Entry], memory: Any) -> Sequence[Entry]:
         """To be called when the batch has been executed and all that it was given has been dropped.

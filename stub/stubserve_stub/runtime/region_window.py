@@ -1,22 +1,18 @@
 """A mapping of a region of a client's shared memory, and what happens when the region goes away.
 
-The owner of a file in /dev/shm can make it smaller, which nothing prevents (only memfds can be sealed). Touching
-what is gone is a SIGBUS; so is a page for which a full /dev/shm has no room. Nobody can look first: the file can shrink
-between looking and touching. Reading and writing with system calls would be safe, and take another 0.6 ms for 4 MiB
-both ways. So the signal is caught: its handler puts pages of zeros in place of what is gone, says so, and whatever the
-thread was doing goes on. Whatever a request is answered with after that is an error (`torn`, which the file's size
-tells as well: a system call that meets the gap fails without a signal, and a process that the model has forked has a
-handler of its own). Others of the batch, the stub and its model do not notice.
+The owner of a file in /dev/shm can make it smaller at any moment. Touching what is gone is a SIGBUS; so is a page for
+which a full /dev/shm has no room. Reading and writing with system calls would be safe, and take another 0.6 ms for 4
+MiB both ways. So the signal is caught: its handler puts pages of zeros in place of what is gone, says so, and the
+thread goes on. Whatever a request is answered with after that is an error (`torn`, which the file's size tells as well:
+a system call that meets the gap fails without a signal, and a forked process has a handler of its own). Others of the
+batch, the stub and its model do not notice.
 
-The handler is a Python function, which ctypes lets the kernel call. That is sound because a SIGBUS is no interruption:
-the thread stands at an instruction that touches a region, so in no allocator and in no lock of Python's. If it does not
-have the interpreter's lock it waits for it. It would wait for ever if whoever has the lock waits for this thread
-meanwhile: native code that starts threads of its own and does not let go of the lock, as extensions may (numpy,
-onnxruntime, torch and all that is called through `ctypes.CDLL` do let go of it). Nothing in this process could end
-that, so the server does: it sees a thread that stays in the handler, and ends the stub with the cause
-(`stubserve.instances.execution_watch`). Only a handler in machine code could do without the lock, and the stub has none
-for any processor. A SIGBUS at any other address is passed to whoever handled it before, and kills the process as it
-would have.
+The handler is a Python function, which ctypes lets the kernel call. That is sound because the thread stands at an
+instruction that touches a region, so in no allocator and in no lock of Python's. The handler waits for the
+interpreter's lock, for ever if the holder of that lock waits for this thread: native code may, that starts threads and
+does not let go of the lock (numpy, onnxruntime, torch and `ctypes.CDLL` do let go of it). The server sees a thread that
+stays in the handler, and ends the stub with the cause (`stubserve.instances.execution_watch`). A SIGBUS at any other
+address is passed to whoever handled it before, and kills the process as it would have.
 """
 
 from __future__ import annotations

@@ -1,23 +1,21 @@
 """Implicit state: tensors of a sequence that are kept from one of its requests to the next (`sequence_batching.state`).
 
 All requests of a sequence come to one instance, so its stub keeps the states: small ones as bytes, large ones where the
-outputs lie, in its own segment, which counts against the server's limit. They cross no ring and the parent never sees
-them. What it says with a batch is which sequence each request belongs to: by a number that no other sequence has ever
-had, so what comes late for one that is over can do no harm.
+outputs lie, in its own segment, which counts against the server's limit. The parent never sees them. It says with a
+batch which sequence each request belongs to, by a number that no other sequence has ever had.
 
 - The first request of a sequence (START) finds the initial state: zeros, the contents of a file, or, where nothing is
   said, zeros too: upstream gives the model what happens to lie in memory then, and that may be another caller's.
 - An update is what one request does with them: it is given the states, the model computes, `keep` takes the new ones
-  out of its answer. All of them are checked before the first is taken, and what was there before is freed when all are.
-  So an update that fails leaves the states as they were, and the sequence may go on from there, as upstream. So does
-  one that leaves a state out, with a line in the log: upstream says nothing of it.
-- The request with END leaves nothing. A sequence that ends without one (`over`) is told by the parent, on the control
-  thread. With the process everything is gone.
-- With `iterative_sequence` a request executes many times and END means nothing: what its sequence has is kept from one
-  execution to the next, until the parent tells that it is over.
+  out of its answer. All of them are checked before the first is taken, so an update that fails leaves the states as
+  they were, and the sequence may go on from there, as upstream. So does an update that leaves a state out, with a line
+  in the log: upstream says nothing of it.
+- The request with END leaves nothing. Of a sequence that ends without one (`over`) the parent tells.
+- With `iterative_sequence` a request executes many times and END means nothing: what its sequence has is kept until the
+  parent tells that it is over.
 
-Memory. A model that was given the state itself (`in_place`) may keep a view of it; then the block is freed when that
-has died and a further batch comes.
+A model that was given the state itself (`in_place`) may keep a view of it; then the block is freed when that has died
+and a further batch comes.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -34,17 +32,13 @@ from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.outputs import own_offsets
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.arena import ArenaFull, address_of
-from stubserve_stub.wire.datatypes import BY_NUMBER
+from stubserve_stub.wire.arena import ArenaFull, address_of, bottom_of
+from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, BY_NUMBER, nbytes_of
 from stubserve_stub.wire.messages import WireTensor
 from stubserve_stub.wire.places import InArena, Lent, Zeros, zeros
 
 FOLDER = "initial_state"
 SEQUENCE_START, SEQUENCE_END = 1, 2
-
-_NUMBERS = {kind.config_name: kind.number for kind in BY_NUMBER.values()}
-# What an element takes whose type has no size: an empty string, which is its length
-_LENGTH_BYTES = 4
 
 # What a model has answered under one name: data type, shape, and a contiguous buffer
 Answered = Tuple[int, Sequence[int], Any]
@@ -64,18 +58,16 @@ class StateSpec(NamedTuple):
     in_place: bool
 
 
-def has_states(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration, as JSON has it, asks for implicit state."""
-    return bool((config.get("sequence_batching") or {}).get("state"))
-
-
-def keep_states(config: Mapping[str, Any], model_dir: str, host: Host) -> States:
-    """The states of an instance whose configuration asks for them; the parent can tell of sequences that are over.
+def keep_states(config: Mapping[str, Any], model_dir: str, host: Host) -> Optional[States]:
+    """The states of an instance, None if its configuration asks for none; the parent tells of sequences that are over.
 
     Raises Refusal for a file that cannot be read.
     """
+    specs = specs_of(config, model_dir)
+    if not specs:
+        return None
     iterative = bool(config["sequence_batching"].get("iterative_sequence"))
-    states = States(config["name"], specs_of(config, model_dir), host.channel, iterative, host.log)
+    states = States(config["name"], specs, host.channel, iterative, host.log)
     host.control.handle("over", lambda message: states.over(message["sequences"]))
     return states
 
@@ -87,7 +79,7 @@ def specs_of(config: Mapping[str, Any], model_dir: str) -> List[StateSpec]:
 
 
 def _spec(state: Mapping[str, Any], batches: bool, model_dir: str) -> StateSpec:
-    name, datatype = state["input_name"], _NUMBERS[state["data_type"]]
+    name, datatype = state["input_name"], BY_CONFIG_NAME[state["data_type"]].number
     batch = [1] if batches else []
     dims = [*batch, *map(int, state["dims"])]
     shape = [1 if dim == -1 else dim for dim in dims]
@@ -96,7 +88,7 @@ def _spec(state: Mapping[str, Any], batches: bool, model_dir: str) -> StateSpec:
         shape = [*batch, *map(int, initial["dims"])]
         if initial.get("data_file"):
             data = _contents(os.path.join(model_dir, FOLDER, initial["data_file"]), name)
-    zeros = bytes(_nbytes(datatype, shape))
+    zeros = bytes(nbytes_of(datatype, shape))
     if data is None:
         data = zeros
     elif BY_NUMBER[datatype].itemsize:
@@ -111,13 +103,6 @@ def _contents(path: str, name: str) -> bytes:
             return file.read()
     except OSError as error:
         raise Refusal("initial state of '{}': '{}' cannot be read: {}".format(name, path, error.strerror)) from None
-
-
-def _nbytes(datatype: int, shape: Sequence[int]) -> int:
-    nbytes = BY_NUMBER[datatype].itemsize or _LENGTH_BYTES
-    for dim in shape:
-        nbytes *= dim
-    return nbytes
 
 
 class States:
@@ -184,11 +169,8 @@ class States:
         """The memory of a state in the arena itself, which the model may write to, as an array of uint8."""
         place: Any = tensor[3]
         array = np.frombuffer(self._channel.arena.view(place.offset, place.nbytes), np.uint8)
-        bottom: Any = array
-        while isinstance(bottom, np.ndarray):
-            bottom = bottom.base
         with self._guard:
-            self._shown[place.offset] = weakref.ref(bottom)
+            self._shown[place.offset] = weakref.ref(bottom_of(array))
         return array
 
     def left_out(self, spec: StateSpec) -> None:
@@ -327,7 +309,7 @@ def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
 
 
 def _zeros_like(tensors: Sequence[WireTensor]) -> Sequence[WireTensor]:
-    return [(name, datatype, shape, Zeros(_nbytes(datatype, shape))) for name, datatype, shape, _ in tensors]
+    return [(name, datatype, shape, Zeros(nbytes_of(datatype, shape))) for name, datatype, shape, _ in tensors]
 
 
 def _lies_at(buffer: Any, address: int, nbytes: int) -> bool:

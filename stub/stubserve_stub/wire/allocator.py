@@ -11,12 +11,11 @@ A freed block becomes warm. When the warm blocks together pass `retain` bytes, t
 MADV_REMOVE. Blocks up to `SMALL` are cut from slabs and always stay warm: they are few and small.
 
 A block may also be *reserved*: handed out as address space, of which `grow` commits as much as its holder is about to
-touch. So somebody who only announces many bytes takes none of them away from others. A warm block of the size is
-handed out whole, for its pages are committed anyway.
+touch. So a client that only announces many bytes takes none of them away from others.
 
-Size classes have sixteen steps per doubling, so a block wastes at most 1/16 of its size; blocks above SMALL are
-whole pages. Costs: about 0.4 µs per pair of `allocate` and `free` when warm; a new large block costs its page faults.
-Frees are by offset; freeing twice, or something never allocated, raises KeyError: a bug, better loud than corrupt.
+Size classes have sixteen steps per doubling, so a block wastes at most 1/16 of its size; blocks above SMALL are whole
+pages. Costs: about 0.4 µs per pair of `allocate` and `free` when warm; a new large block costs its page faults. Frees
+are by offset; freeing what is not handed out raises KeyError.
 """
 
 from __future__ import annotations

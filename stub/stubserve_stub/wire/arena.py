@@ -1,19 +1,16 @@
 """The arena: all shared memory of a server, in one anonymous file that the stubs inherit.
 
-Guarantees:
-
-- No name anywhere: nothing in /dev/shm, nothing to guess, nothing left behind. When the last process that maps it is
-  gone, the kernel frees it, however that process ended.
-- One hard limit for everybody. Before a process touches new memory it commits the bytes to its account (`budget`);
-  over the limit that raises `ArenaFull`. The sums are the parent's own and do not lie in the arena.
-- A stub can write to no more than it needs (`stub_arena`): a model that writes where it must not spoils its own work.
-- A reader sees what a writer wrote: descriptors are announced through an eventfd (see `ring`), whose lock in the
-  kernel orders memory between the two.
+- No name anywhere: nothing in /dev/shm, nothing to guess. When the last process that maps it is gone, the kernel frees
+  it, however that process ended.
+- One hard limit for everybody. Before a process touches new memory it commits the bytes to its account (`budget`); over
+  the limit that raises `ArenaFull`. The sums are the parent's own and do not lie in the arena.
+- A stub can write to no more than it needs (`stub_arena`).
+- A reader sees what a writer wrote: descriptors are announced through an eventfd (see `ring`).
 
 Costs: address space, not memory. Each segment spans sixteen times the limit, so that its heap never runs out of room
-because of fragmentation before the limit is reached, nor because of blocks that are reserved and not written yet; but
-at most MAX_SPAN: the parent maps the segments of all instances, and its address space has 128 TiB. Pages are committed
-when first touched. A process maps a segment when it first needs an offset in it.
+because of fragmentation or of blocks that are reserved and not written yet; but at most MAX_SPAN: the parent maps the
+segments of all instances, and its address space has 128 TiB. Pages are committed when first touched. A process maps a
+segment when it first needs an offset in it.
 """
 
 from __future__ import annotations
@@ -142,6 +139,18 @@ class Arena:
         if os.fstat(self.fd).st_size < start + self.span:
             os.ftruncate(self.fd, start + self.span)
         return Segment(self.fd, index, start, self.span)
+
+
+def bottom_of(array: Any) -> Any:
+    """What lies at the bottom of an array: it lives as long as anything that is made of its memory."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return array
+
+
+def bytes_at(address: int, nbytes: int) -> Dict[str, Any]:
+    """The `__array_interface__` of an object that keeps memory of this process alive; bytes that may be written to."""
+    return {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, False)}
 
 
 def address_of(buffer: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -39,8 +39,22 @@ def _table() -> Dict[int, DataType]:
 
 BY_NUMBER = _table()
 BY_NAME = {kind.name: kind for kind in BY_NUMBER.values()}
+BY_CONFIG_NAME = {kind.config_name: kind for kind in BY_NUMBER.values()}
 
 BYTES = 13
 BF16 = 14
 FP16 = 10
 BOOL = 1
+
+
+def elements_of(shape: Sequence[int]) -> int:
+    """How many elements a shape has."""
+    elements = 1
+    for dim in shape:
+        elements *= dim
+    return elements
+
+
+def nbytes_of(datatype: int, shape: Sequence[int]) -> int:
+    """The size of a tensor; of BYTES that of empty strings, which are nothing but their lengths of 4 bytes."""
+    return elements_of(shape) * (BY_NUMBER[datatype].itemsize or 4)

@@ -1,9 +1,8 @@
-"""The messages of parent and stub over the rings: tuples in msgpack, whose first element is the kind.
+"""The messages of parent and stub: over the rings tuples in msgpack, whose first element is the kind.
 
 This page is the format; `tests/stub/wire/test_messages.py` pins every byte of it. Each kind has one function that packs
-it, whose parameters are its fields, and one method that hears of it, with the same parameters: `ToStub` lists what the
-parent says, `ToParent` what the stub says. `deliver` calls the methods of unpacked messages. There are no objects in
-between, because making one costs as much as all else about a small message; see docs/performance.md.
+it, whose parameters are its fields, and one method that hears of it, with the same parameters; `deliver` calls that.
+There are no objects in between, because making one costs as much as all else about a small message.
 
 In the hot path::
 
@@ -50,12 +49,14 @@ A message that is too long for a record lies in the arena. Its record is marked 
 Times are CLOCK_MONOTONIC nanoseconds, the same clock for all processes of a machine. `parameters` is a dict or None,
 `requested_outputs` a list of names or None for all.
 
-Off the hot path there is the control socket, see `stubserve_stub.wire.control_messages`.
+Off the hot path there is the control socket. Its messages are dicts with a "kind", each behind its length (4 bytes,
+network order).
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Optional, Protocol, Sequence, Tuple, Union
+import struct
+from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple, Union
 
 import msgpack
 
@@ -128,25 +129,8 @@ def unpack(data: Any) -> Any:
 # parent ▶ stub
 
 
-class ToStub(Protocol):
-    """Hears what the parent says."""
-
-    def on_execute(
-        self,
-        number: int,
-        frees: Sequence[int],
-        requests: Sequence[Optional[WireRequest]],
-        sequences: Sequence[int] = (),
-        region_outputs: Optional[Sequence[RegionOutput]] = None,
-    ) -> None:
-        """A batch to execute, and outputs to free. `region_outputs` is None where no client's region is referred to."""
-
-    def on_stop(self) -> None:
-        """There is no further batch: finalize and end."""
-
-
-def handlers_of_stub(listener: ToStub) -> Handlers:
-    """The methods that `deliver` calls."""
+def handlers_of_stub(listener: Any) -> Handlers:
+    """The methods that `deliver` calls for what the parent says."""
     return {EXECUTE: listener.on_execute, STOP: listener.on_stop}
 
 
@@ -176,65 +160,8 @@ def pack_answer(call: int, final: bool, response: Optional[WireResponse], frees:
 # stub ▶ parent
 
 
-class WorkListener(Protocol):
-    """Hears what a stub says about its batches and its memory."""
-
-    def on_result(
-        self,
-        batch: int,
-        start_ns: int,
-        end_ns: int,
-        entries: Sequence[Entry],
-        held: Sequence[int],
-        error: Optional[str],
-    ) -> None:
-        """A batch has been executed, between these times."""
-
-    def on_response(
-        self,
-        batch: int,
-        index: int,
-        start_ns: int,
-        response: Optional[WireResponse],
-        flags: int,
-        held: Sequence[int],
-    ) -> None:
-        """A sender's response to the request in this slot of a batch, sent at `start_ns`."""
-
-    def on_released(self, offsets: Sequence[int]) -> None:
-        """The model has let go of these held inputs and outputs of others."""
-
-
-class CallListener(Protocol):
-    """Hears what a stub says about requests of its model to other models."""
-
-    def on_call(
-        self,
-        call: int,
-        blocking: bool,
-        decoupled: bool,
-        model: str,
-        version: int,
-        request: WireRequest,
-        released: Sequence[int],
-    ) -> None:
-        """A new request, and what the model has let go of."""
-
-    def on_call_blocks(self, call: int) -> None:
-        """This call has turned out to hold up its instance."""
-
-    def on_cancel(self, call: int) -> None:
-        """The model that was called is asked to stop."""
-
-    def on_taken(self, call: int, count: int, nbytes: int) -> None:
-        """So many more of the call's answers have been taken."""
-
-    def on_discard(self, call: int) -> None:
-        """Nobody takes further answers."""
-
-
-def handlers_of_parent(work: WorkListener, calls: CallListener) -> Handlers:
-    """The methods that `deliver` calls."""
+def handlers_of_parent(work: Any, calls: Any) -> Handlers:
+    """The methods that `deliver` calls for what the stub says: of its batches and memory, and of its calls."""
     return {
         RESULT: work.on_result,
         RESPONSE: work.on_response,
@@ -311,3 +238,43 @@ def unpack_spilled(data: Any) -> InArena:
     if not isinstance(place, InArena):
         raise ValueError("a message that is too long for a record lies nowhere but in the arena: {!r}".format(place))
     return place
+
+
+# The control socket
+
+_LENGTH = struct.Struct("!I")
+# The first bytes of a dict in msgpack
+_MAPS = (*range(0x80, 0x90), 0xDE, 0xDF)
+
+
+def frame(message: Dict[str, Any]) -> bytes:
+    """A control message with its length in front."""
+    body: bytes = msgpack.packb(message, use_bin_type=True, unicode_errors=TEXT)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Unframer:
+    """Cuts a stream of bytes into control messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next(self) -> Optional[Dict[str, Any]]:
+        """The next whole message, or None until more bytes are fed.
+
+        Raises ValueError where no message begins: a text, say, whose first letters are a length that never arrives.
+        """
+        if len(self._buffer) <= 4:
+            return None
+        if self._buffer[4] not in _MAPS:
+            raise ValueError("no message begins with {!r}".format(bytes(self._buffer[:64])))
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        if len(self._buffer) < 4 + length:
+            return None
+        body = bytes(self._buffer[4 : 4 + length])
+        del self._buffer[: 4 + length]
+        message: Dict[str, Any] = msgpack.unpackb(body, strict_map_key=False, unicode_errors=TEXT)
+        return message

@@ -1,6 +1,6 @@
 """Where the bytes of a tensor are: one vocabulary for parent and stub.
 
-A place is one of eight things. The bytes themselves are a place, too: a small tensor travels inside its message, as
+A place is one of seven things. The bytes themselves are a place, too: a small tensor travels inside its message, as
 msgpack's own binary type, and costs neither an object nor a tag. Every other place is a tuple that begins with its tag,
 and goes into a message as it is::
 
@@ -10,13 +10,11 @@ and goes into a message as it is::
     Lent      (3, offset, nbytes, within)   stub ▶ parent     memory that the stub was given, as the input or answer
                                                               that begins at `within`
     InRegion  (4, region, offset, nbytes)                     inside a client's own memory, registered under a number
-    OnDevice  (5, kind, device, handle, offset, nbytes)       memory of a device; its driver opens it by `handle`
     AsList    (7, elements)                                   no place: strings one by one (`as_list`)
     Zeros     (8, nbytes)             parent ▶ stub     no place: what an empty slot of a batch is given (`zeros`)
 
-Offsets and sizes are bytes; those of the first three count from the beginning of the arena, those of regions and
-devices from the beginning of the region or of the device's allocation. Regions are only there where a client has named
-them, and nobody makes device memory yet: whoever meets one in another place refuses it by what `refusal` says.
+Offsets and sizes are bytes; those of the first three count from the beginning of the arena, those of a region from the
+beginning of the region. What cannot be used where it is met is refused by what `refusal` says.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ ARENA = 1
 SHARED = 2
 LENT = 3
 REGION = 4
-DEVICE = 5
 LIST = 7
 ZEROS = 8
 
@@ -53,15 +50,6 @@ class _LentFields(NamedTuple):
 class _RegionFields(NamedTuple):
     tag: int
     region: int
-    offset: int
-    nbytes: int
-
-
-class _DeviceFields(NamedTuple):
-    tag: int
-    kind: int
-    device: int
-    handle: bytes
     offset: int
     nbytes: int
 
@@ -112,15 +100,6 @@ class InRegion(_RegionFields):
         return super().__new__(cls, REGION, region, offset, nbytes)
 
 
-class OnDevice(_DeviceFields):
-    """Memory of device number `device` of the kind that DLPack numbers so. `handle` is opaque."""
-
-    __slots__ = ()
-
-    def __new__(cls, kind: int, device: int, handle: bytes, offset: int, nbytes: int) -> OnDevice:
-        return super().__new__(cls, DEVICE, kind, device, handle, offset, nbytes)
-
-
 class AsList(_ListFields):
     """The elements of a tensor of BYTES."""
 
@@ -143,7 +122,7 @@ class Zeros(_ZerosFields):
         return super().__new__(cls, ZEROS, nbytes)
 
 
-Place = Union[bytes, InArena, Shared, Lent, InRegion, OnDevice, AsList, Zeros]
+Place = Union[bytes, InArena, Shared, Lent, InRegion, AsList, Zeros]
 
 # By the tag and the types of all fields, for a message may hold anything
 _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
@@ -151,7 +130,6 @@ _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
     (SHARED, (int,) * 3): Shared,
     (LENT, (int,) * 4): Lent,
     (REGION, (int,) * 4): InRegion,
-    (DEVICE, (int, int, int, bytes, int, int)): OnDevice,
     (LIST, (int, tuple)): AsList,
     (ZEROS, (int, int)): Zeros,
 }
@@ -166,7 +144,7 @@ def unpack(wire: Any) -> Place:
         if found is AsList:
             fits = list(map(type, wire[1])).count(bytes) == len(wire[1])
         else:
-            fits = found is not None and min(wire if found is not OnDevice else wire[:3] + wire[4:]) >= 0
+            fits = found is not None and min(wire) >= 0
         if found is not None and fits:
             place: Place = tuple.__new__(found, wire)
             return place
@@ -196,8 +174,6 @@ def refusal(place: Place) -> str:
         return "is a list of strings, which only a tensor of BYTES may be"
     if isinstance(place, Zeros):
         return "is zeros that lie nowhere, which only inputs of empty slots may be"
-    if isinstance(place, OnDevice):
-        return "lies in the memory of device {} (kind {}), which is not served yet".format(place.device, place.kind)
     return ""
 
 

@@ -3,24 +3,21 @@
 One process writes, one reads. The writer puts records into the ring and then adds their *number* to the eventfd; the
 reader takes the number off the eventfd and reads exactly that many records.
 
-Guarantees:
-
 - No lost wake-up: the count lives in the kernel; it is there whether the reader sleeps, runs or has not started.
-- No torn or early read, on x86 and on ARM: the reader never looks at a shared tail. It touches a record only after the
-  eventfd has told of it, and the lock inside the eventfd orders the writer's stores before the reader's loads. In the
-  other direction the reader publishes its progress (`head`) after it has decoded the records; a decode is full of
-  branches on the loaded bytes, and no CPU makes a store visible before a branch that it depends on is decided.
+- No torn or early read, on x86 and on ARM: the reader touches a record only after the eventfd has told of it, and the
+  lock inside the eventfd orders the writer's stores before the reader's loads. In the other direction the reader
+  publishes its progress (`head`) after it has decoded the records; a decode is full of branches on the loaded bytes,
+  and no CPU makes a store visible before a branch that it depends on is decided.
 - An idle pair costs nothing: both sleep in the kernel, or the event loop does for the parent.
 
 Costs: one system call to announce any number of records, one to learn of them; a record costs its copy.
 
-How far the reader is lies in a word apart from the records, since each side can write only to pages of its own. It
-comes from another process, which may have written over it: a writer that finds it where it cannot be raises
-`RingBroken`, rather than wait for room that it will never see.
+How far the reader is lies in a word apart from the records, since each side can write only to pages of its own. A model
+may have written over it: a writer that finds it where it cannot be raises `RingBroken`.
 
 Records are a 4-byte length and the bytes, padded to 8. A record never wraps: the writer skips to the start of the ring
-when the room at its end is too short, leaving a `WRAP` mark. A message that is larger than `MAX_RECORD` does not go
-through the ring: its sender puts it into the arena and sends where it is (flag `SPILLED`).
+when the room at its end is too short, leaving a `WRAP` mark. A message that is larger than `MAX_RECORD` lies in the
+arena, and its record says where (flag `SPILLED`).
 
 The high half of the eventfd's count is not about records: adding `POKE` wakes the reader without one.
 """

@@ -1,17 +1,15 @@
 """A stub's sight of the arena: it can read all that it maps, and write to no more than it needs.
 
-A model runs native code, and native code writes past the end of arrays. So the pages of a stub are protected, for the
-stub's own process, by what they are for:
+A model runs native code, and native code writes past the end of arrays. So the pages of a stub are protected:
 
 - its own segment: it writes what the layout has as the stub's, and reads what the parent writes there;
-- other memory (ingress, other stubs' outputs) is read-only, but for tensors that the model has been given as its own
-  and may write to. The pages of such a tensor are writable until it is over. A small one (COPIED_BYTES) stays
-  read-only, and is copied when the model looks at it.
+- other memory (ingress, other stubs' outputs) is read-only, but for tensors that the model has been given as its own:
+  their pages are writable until they are over. A small one (COPIED_BYTES) is copied when the model looks at it.
 
 What a stray write does beyond that is a SIGSEGV in the process of the model that made it, at the line that made it.
 
 Costs: two system calls for each input above COPIED_BYTES that does not lie in the stub's own segment, 20 µs together
-and another 10 µs for each megabyte; and as much again where the processor has to look up pages anew that it knew.
+and another 10 µs for each megabyte; and as much again where the processor has to look up pages anew.
 """
 
 from __future__ import annotations

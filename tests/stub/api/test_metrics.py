@@ -13,7 +13,7 @@ from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.metrics import Metric, MetricFamily
 
 from stubserve.observability.custom_metrics import MetricRegistry, Series
-from stubserve.testing.metrics import LocalMetrics
+from stubserve.testing.surroundings import LocalMetrics
 
 NAMED = "Failed to process the request for model 'INST', message: "
 DELETED = "Invalid metric operation as the corresponding 'MetricFamily' has been deleted."
@@ -36,7 +36,7 @@ def registry() -> Iterator[MetricRegistry]:
     made = MetricRegistry({})
     join(made)
     yield made
-    metrics.disconnect()
+    metrics.connect(None)
 
 
 def test_outside_of_a_server() -> None:

@@ -22,9 +22,12 @@ def received(**given: Any) -> InferenceRequest:
         "trace": None,
         "requested_output_names": ["OUT"],
         "inputs": [],
+        "target": None,
         "create_sender": None,
     }
-    return InferenceRequest._received(**{**fields, **given})
+    request: InferenceRequest = object.__new__(InferenceRequest)
+    request._set(**{**fields, **given})
+    return request
 
 
 def made(**given: Any) -> InferenceRequest:

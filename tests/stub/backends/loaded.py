@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from stubserve_stub.backends import find
-from stubserve_stub.backends.base import InstanceFacts, ModelFiles
+from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.wire import codes, strings
@@ -65,7 +65,7 @@ class Instance:
         arguments = {"model_config": render_json(self.completed), "model_instance_kind": kind}
         arguments["model_repository"] = str(self.folder)
         outputs = [output.name for output in self.completed.output]
-        self.backend.instance_initialize(InstanceFacts("m_0", arguments, outputs, False))
+        self.backend.instance_initialize(InstanceSetup("m_0", arguments, outputs, False))
         return self
 
     def run(self, *requests: Any, sequences: Sequence[int] = ()) -> Any:

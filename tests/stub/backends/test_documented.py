@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stubserve_stub.backends.base import InstanceFacts
+from stubserve_stub.backends.base import InstanceSetup
 from stubserve_stub.runtime.batch import Batch
 
 from tests.stub.runtime.stub_memory import stub_memory
@@ -21,7 +21,7 @@ def test_the_example() -> None:
     names: dict[str, Any] = {}
     exec(found[1], names)
     backend = names["DoubleBackend"]()
-    backend.instance_initialize(InstanceFacts("m_0", {"model_config": "{}"}, ["OUTPUT0"], False))
+    backend.instance_initialize(InstanceSetup("m_0", {"model_config": "{}"}, ["OUTPUT0"], False))
     array = np.arange(3000, dtype=np.float32)
     with stub_memory() as stub:
         place = stub.give(array.tobytes())

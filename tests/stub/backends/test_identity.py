@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stubserve_stub.backends.base import InstanceFacts
+from stubserve_stub.backends.base import InstanceSetup
 from stubserve_stub.backends.identity import IdentityBackend
 from stubserve_stub.backends.native import InputView, NativeRequest
 from stubserve_stub.runtime.failure import Refusal
@@ -26,7 +26,7 @@ def identity(name: str = "m_0", optional: bool = False, **parameters: str) -> Id
         "parameters": {key: {"string_value": value} for key, value in parameters.items()},
     }
     backend = IdentityBackend()
-    backend.instance_initialize(InstanceFacts(name, {"model_config": json.dumps(config)}, ["OUTPUT0"], False))
+    backend.instance_initialize(InstanceSetup(name, {"model_config": json.dumps(config)}, ["OUTPUT0"], False))
     return backend
 
 

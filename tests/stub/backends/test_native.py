@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stubserve_stub.backends.base import InstanceFacts
+from stubserve_stub.backends.base import InstanceSetup
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse, Output
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.wire import codes, strings
@@ -33,7 +33,7 @@ class Native(NativeBackend):
         self.answers = answers
         self.given: list[NativeRequest] = []
         arguments = {"model_config": f'{{"max_batch_size": {max_batch_size}}}'}
-        self.instance_initialize(InstanceFacts("m_0", arguments, ["A", "B"], False))
+        self.instance_initialize(InstanceSetup("m_0", arguments, ["A", "B"], False))
 
     def compute(self, requests: list[NativeRequest]) -> list[NativeResponse]:
         self.given = requests

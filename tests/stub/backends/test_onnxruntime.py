@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stubserve_stub.backends.onnxruntime import file as onnx_file
-from stubserve_stub.backends.onnxruntime.options import options_of
-from stubserve_stub.backends.onnxruntime.session import open_session
+from stubserve_stub.backends.onnxruntime.session import open_session, options_of
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BY_NAME, BYTES

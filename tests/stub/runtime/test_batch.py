@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.lease import Lease
+from stubserve_stub.runtime.outputs import Lease
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import COPIED_BYTES, INLINE_BYTES
-from stubserve_stub.wire.places import InArena, InRegion, Lent, OnDevice, Shared
+from stubserve_stub.wire.places import InArena, InRegion, Lent, Shared
 
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
 
@@ -77,7 +77,6 @@ def test_what_others_read_too_cannot_be_written(stub: StubMemory, batch: Batch) 
     ("place", "why"),
     [
         (InRegion(3, 0, 5), "input 'IN' lies in a client's shared memory (region 3), of which nobody has told"),
-        (OnDevice(2, 1, b"", 0, 5), "input 'IN' lies in the memory of device 1 (kind 2), which is not served yet"),
         (Lent(4096, 5, 4096), "input 'IN' lies in memory that was never this stub's to read"),
     ],
 )
@@ -196,7 +195,7 @@ def test_outputs_move_out_of_an_input_that_others_look_after(stub: StubMemory, b
 @pytest.mark.parametrize("kept", [False, True])
 def test_outputs_of_other_models(stub: StubMemory, batch: Batch, kept: bool) -> None:
     place = stub.give(DATA)
-    answer: Any = Lease(stub.channel, place.offset, place.nbytes).view()
+    answer: Any = Lease(stub.channel.arena, place.offset, place.nbytes, stub.channel.drop).view()
     entries = [entry(batch.place(answer[100:10100]))]
     assert places_of(entries[0]) == [Lent(place.offset + 100, 10000, place.offset)]
     if not kept:

@@ -34,7 +34,7 @@ def file() -> Any:
 
 
 def region(file: SharedFile, start: int = 0, nbytes: int = SIZE) -> ClientRegion:
-    return ClientRegion(1, os.dup(file.descriptor), start, nbytes)
+    return ClientRegion(os.dup(file.descriptor), start, nbytes)
 
 
 def test_a_write_is_not_seen_by_the_client(file: SharedFile) -> None:
@@ -42,7 +42,7 @@ def test_a_write_is_not_seen_by_the_client(file: SharedFile) -> None:
     assert (array == numbers()[100 : 100 + 2 * PAGE]).all()
     array[:] = 7
     assert (file.array(np.uint8) == numbers()).all()
-    assert not loan.torn
+    assert not loan.window.torn
 
 
 def test_the_next_input_is_what_the_client_has_written_by_then(file: SharedFile) -> None:
@@ -124,7 +124,7 @@ def test_what_a_model_keeps_does_not_change(file: SharedFile) -> None:
     shared = region(file)
     array, loan = shared.lend(10, 3 * PAGE)
     kept = array[1:]
-    loan.detach()
+    loan.window.detach()
     file.put(numbers(50))
     assert (kept == numbers()[11 : 10 + 3 * PAGE]).all()
     # Its memory is not lent to anybody until it is let go of.
@@ -161,7 +161,7 @@ def test_what_the_client_has_taken_away_reads_as_zeros(file: SharedFile, on_a_th
         del thread
     else:
         found.append(array.copy())
-    assert loan.torn
+    assert loan.window.torn
     assert (found[0][: 2 * PAGE] == numbers()[: 2 * PAGE]).all()
     assert not found[0][2 * PAGE :].any()
     with pytest.raises(RegionGone, match="smaller"):
@@ -171,27 +171,27 @@ def test_what_the_client_has_taken_away_reads_as_zeros(file: SharedFile, on_a_th
     del array, loan
     again, loan = shared.lend(0, SIZE)
     assert (again == numbers(9)).all()
-    assert not loan.torn
+    assert not loan.window.torn
 
 
 def test_what_is_held_when_the_memory_goes_is_torn_too(file: SharedFile) -> None:
     _, loan = region(file).lend(0, SIZE)
     file.shrink(0)
-    loan.detach()
-    assert loan.torn
+    loan.window.detach()
+    assert loan.window.torn
 
 
 def test_what_a_model_keeps_does_not_go_away_with_the_file(file: SharedFile) -> None:
     shared = region(file)
     array, loan = shared.lend(10, 3 * PAGE)
     array[5] = 99
-    loan.keep()
+    loan.window.keep()
     file.shrink(0)
     file.put(numbers(50))
     expected = numbers()[10 : 10 + 3 * PAGE]
     expected[5] = 99
     assert (array == expected).all()
-    assert not loan.torn
+    assert not loan.window.torn
     # It is a window no more, and nobody else is lent it.
     del array, loan
     assert (shared.lend(10, 3 * PAGE)[0] == numbers(50)[10 : 10 + 3 * PAGE]).all()
@@ -200,20 +200,20 @@ def test_what_a_model_keeps_does_not_go_away_with_the_file(file: SharedFile) -> 
 def test_what_is_kept_when_the_memory_has_gone_is_torn(file: SharedFile) -> None:
     _, loan = region(file).lend(0, SIZE)
     file.shrink(0)
-    loan.keep()
+    loan.window.keep()
     file.put(numbers())
-    assert loan.torn
+    assert loan.window.torn
 
 
 def test_a_system_call_that_meets_what_is_gone(file: SharedFile) -> None:
     """There is no signal then; the size of the file tells."""
     array, loan = region(file, PAGE, 8 * PAGE).lend(PAGE, PAGE)
     file.shrink(3 * PAGE)
-    assert not loan.torn
+    assert not loan.window.torn
     file.shrink(2 * PAGE)
     with pytest.raises(OSError, match="Bad address"), SharedFile(0) as other:
         os.write(other.descriptor, array)
-    assert loan.torn
+    assert loan.window.torn
 
 
 def test_an_output_into_memory_that_goes_away(file: SharedFile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,10 +240,10 @@ from stubserve_stub.runtime.client_regions import ClientRegion
 faulthandler.enable()
 with tempfile.TemporaryFile() as file:
     file.truncate(8192)
-    region = ClientRegion(1, os.dup(file.fileno()), 0, 8192)
+    region = ClientRegion(os.dup(file.fileno()), 0, 8192)
     array, loan = region.lend(0, 8192)
     file.truncate(0)
-    assert not array.any() and loan.torn
+    assert not array.any() and loan.window.torn
     file.truncate(8192)
     other = mmap.mmap(file.fileno(), 8192)
     file.truncate(0)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 
-from stubserve_stub.wire.control_messages import Unframer
+from stubserve_stub.wire.messages import Unframer
 
 THREADS = 4
 MESSAGES = 300

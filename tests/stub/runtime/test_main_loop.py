@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from stubserve_stub.backends.base import Backend, InstanceFacts, ModelFiles
+from stubserve_stub.backends.base import Backend, InstanceSetup, ModelFiles
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
 from stubserve_stub.runtime.failure import Refusal
@@ -115,7 +115,7 @@ class Steps(Backend):
         self._note("complete_config", (model, config_json))
         return "{completed}"
 
-    def instance_initialize(self, instance: InstanceFacts) -> None:
+    def instance_initialize(self, instance: InstanceSetup) -> None:
         self._note("instance_initialize", instance)
 
     def execute(self, batch: Batch) -> Any:

@@ -9,19 +9,16 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from stubserve_stub.backends.base import InstanceFacts, ModelFiles
+from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.gather import Gatherer
-from stubserve_stub.backends.loading.refusals import import_package, refuse_gpu
+from stubserve_stub.backends.loading import Parameters, import_package, refuse_gpu
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
 from stubserve_stub.backends.onnxruntime.contract import Contract, complete, contract_of, needs_completion, validate
 from stubserve_stub.backends.onnxruntime.execution import Execution
-from stubserve_stub.backends.onnxruntime.options import Options, options_of
-from stubserve_stub.backends.onnxruntime.session import find_file, open_session, run_options
+from stubserve_stub.backends.onnxruntime.session import Options, find_file, open_session, options_of, run_options
 from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
-
-_DEFAULT_BATCH_SIZE = "default-max-batch-size"
 
 
 class OnnxRuntimeBackend(NativeBackend):
@@ -43,15 +40,14 @@ class OnnxRuntimeBackend(NativeBackend):
         if not needs_completion(config):
             return config_json
         _, contract, _ = self._open(config)
-        text = self.host.settings.get(_DEFAULT_BATCH_SIZE, "4")
-        if not text.isdecimal():
-            what = "--backend-config=onnxruntime,{}".format(_DEFAULT_BATCH_SIZE)
-            raise Refusal("{} must be an integer from 0 on, got '{}'".format(what, text))
-        for remark in complete(config, contract, int(text)):
+        default_batch_size = Parameters("onnxruntime", config, self.host.settings).setting(
+            "default-max-batch-size", "4"
+        )
+        for remark in complete(config, contract, default_batch_size):
             self._log(codes.LOG_WARNING, remark)
         return json.dumps(config)
 
-    def instance_initialize(self, instance: InstanceFacts) -> None:
+    def instance_initialize(self, instance: InstanceSetup) -> None:
         super().instance_initialize(instance)
         config = self.config
         refuse_gpu(instance, "onnxruntime")

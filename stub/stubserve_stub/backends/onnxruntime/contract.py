@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
 
-from stubserve_stub.backends.loading.contract import TensorInfo, added_inputs, added_outputs, compare, compare_type
+from stubserve_stub.backends.loading import TensorInfo, added_inputs, added_outputs, compare, compare_type
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.wire.datatypes import BF16, BY_NAME, BY_NUMBER, BYTES
+from stubserve_stub.wire.datatypes import BF16, BY_CONFIG_NAME, BY_NAME, BY_NUMBER, BYTES
 
 _TYPES = {
     "tensor(bool)": "BOOL",
@@ -122,9 +122,6 @@ def _described(info: TensorInfo, batches: bool) -> Dict[str, Any]:
     return described
 
 
-_CONFIG_TYPES = {kind.config_name for kind in BY_NUMBER.values()}
-
-
 def validate(config: Mapping[str, Any], contract: Contract) -> None:
     """Raises Refusal for the first thing that does not fit."""
     model = config["name"]
@@ -159,7 +156,7 @@ def validate(config: Mapping[str, Any], contract: Contract) -> None:
 def _check(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], allowed: Dict[str, TensorInfo]) -> None:
     model, name = config["name"], tensor["name"]
     info = _find(name, what, allowed)
-    if tensor["data_type"] not in _CONFIG_TYPES:
+    if tensor["data_type"] not in BY_CONFIG_NAME:
         kind = tensor["data_type"]
         raise Refusal("unsupported datatype {} for {} '{}' for model '{}'".format(kind, what, name, model))
     compare(config, what, tensor, info)

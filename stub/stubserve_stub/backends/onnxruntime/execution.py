@@ -1,8 +1,8 @@
 """Runs of a session on memory that others own: inputs where they lie, outputs where they are sent from.
 
-Inputs are bound by address, so nothing of them is copied, and the session only reads them. An output that a session can
-write to where it is told needs a shape that is known beforehand. It is known from the last run with inputs of the same
-shapes: that is right for every model but those whose output shapes depend on values (the boxes of a detector). So:
+Inputs are bound by address, so nothing of them is copied, and the session only reads them. They stay bound until others
+take their place. An output that a session can write to where it is told needs a shape that is known beforehand: that of
+the last run with inputs of the same shapes, which is right unless output shapes depend on values. So:
 
 1. an output whose shape is known, and which does not fit into a message, is bound to room in the stub's own segment;
 2. the others are made by onnxruntime in memory of its own, and copied once: into the message if they are small, else
@@ -11,13 +11,10 @@ shapes: that is right for every model but those whose output shapes depend on va
    output that has turned out to vary is not bound again. A session has no state, so a second run is the first one;
 4. a bound output that lies somewhere else after all (a graph may hand an input through) is taken from there.
 
-Inputs stay bound until others take their place: batches of the same shapes are gathered into the same memory, and then
-there is nothing to bind.
-
 Strings cannot be bound. A model that takes some is run on arrays; its outputs are copied once.
 
-Only outputs that are asked for are made and sent. That saves their memory, not the computation: the package onnxruntime
-runs the whole graph (its option `only_execute_path_to_fetches` has no effect in it), as Triton's backend does.
+Only outputs that are asked for are made and sent. That saves their memory, not the computation: the package runs the
+whole graph, as Triton's backend does.
 """
 
 from __future__ import annotations
@@ -28,14 +25,14 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-from stubserve_stub.backends.gather import Gathered, nbytes_of
-from stubserve_stub.backends.loading.contract import TensorInfo
+from stubserve_stub.backends.gather import Gathered
+from stubserve_stub.backends.loading import TensorInfo
 from stubserve_stub.backends.native import InputView, Output
 from stubserve_stub.backends.onnxruntime.contract import ELEMENT_TYPES, Contract
 from stubserve_stub.backends.onnxruntime.session import explain
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.arena import address_of
-from stubserve_stub.wire.datatypes import BYTES
+from stubserve_stub.wire.datatypes import BYTES, nbytes_of
 from stubserve_stub.wire.layout import INLINE_BYTES
 
 Room = Callable[[int], Optional[np.ndarray]]

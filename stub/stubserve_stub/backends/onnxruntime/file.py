@@ -12,7 +12,7 @@ import mmap
 import os
 from typing import Any, Dict, Iterator, NamedTuple, Set, Tuple
 
-from stubserve_stub.backends.loading.refusals import HEAD_BYTES, resemblance
+from stubserve_stub.backends.loading import HEAD_BYTES, resemblance
 from stubserve_stub.runtime.failure import Refusal
 
 # Kinds of fields on the wire

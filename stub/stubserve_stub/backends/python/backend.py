@@ -17,7 +17,7 @@ from stubserve_stub.api import bls, logger, metrics, questions, utils
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
-from stubserve_stub.backends.base import Backend, InstanceFacts, ModelFiles
+from stubserve_stub.backends.base import Backend, InstanceSetup, ModelFiles
 from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.forks import Forks
 from stubserve_stub.backends.python.model import Model, import_model, raised_by
@@ -26,7 +26,7 @@ from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.calls import Calls
 from stubserve_stub.runtime.failure import describe
 from stubserve_stub.runtime.host import Host
-from stubserve_stub.runtime.states import States, has_states, keep_states
+from stubserve_stub.runtime.states import States, keep_states
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.messages import Entry
 
@@ -36,7 +36,7 @@ class PythonBackend(Backend):
 
     _model: Model
     _senders: Senders
-    _instance: InstanceFacts
+    _instance: InstanceSetup
     # None once no answer needs to be compared with the configuration
     _check: Optional[OutputCheck] = None
     # None without implicit state
@@ -57,7 +57,7 @@ class PythonBackend(Backend):
     def complete_config(self, model: str, config_json: str) -> str:
         return self._model.complete_config(model, config_json)
 
-    def instance_initialize(self, instance: InstanceFacts) -> None:
+    def instance_initialize(self, instance: InstanceSetup) -> None:
         host = self.host
         self._instance = instance
         self._senders = Senders(host.channel, instance.decoupled)
@@ -68,7 +68,9 @@ class PythonBackend(Backend):
         metrics.connect(asked)
         # First, for the arguments are the model's to change.
         self._check_outputs(instance)
-        self._keep_states(instance)
+        self._states = keep_states(
+            json.loads(instance.arguments["model_config"]), instance.arguments["model_repository"], host
+        )
         self._model.initialize(instance.arguments)
         self.checks_readiness = self._model.checks_readiness
         host.channel.on_poke = self._report_dropped
@@ -83,17 +85,12 @@ class PythonBackend(Backend):
         requests = batch.requests if executes and batch is not None else ()
         self.host.log(level, file, line, text, requests[0].request_id() if len(requests) == 1 else "")
 
-    def _check_outputs(self, instance: InstanceFacts) -> None:
+    def _check_outputs(self, instance: InstanceSetup) -> None:
         arguments, host = instance.arguments, self.host
         warn = functools.partial(host.log, codes.LOG_WARNING, "model.py", 0)
         check = OutputCheck(host.check_outputs, arguments["model_name"], arguments["model_config"], warn)
         # None where nothing is looked at, so that this is all that a batch has to ask.
         self._check = self._senders.check = None if check.over else check
-
-    def _keep_states(self, instance: InstanceFacts) -> None:
-        config = json.loads(instance.arguments["model_config"])
-        if has_states(config):
-            self._states = keep_states(config, instance.arguments["model_repository"], self.host)
 
     def is_ready(self) -> bool:
         return self._model.is_ready()
@@ -159,7 +156,7 @@ class PythonBackend(Backend):
         for reference in senders:
             sender = reference()
             if sender is not None:
-                sender._fail(error)
+                sender._end(error, alone=True)
 
     def _report_dropped(self) -> None:
         hint = "" if self._senders.decoupled else ". Is `return responses` missing at the end of `execute`?"
@@ -194,7 +191,7 @@ class PythonBackend(Backend):
     # The end
 
     def instance_finalize(self) -> None:
-        bls.disconnect()
+        bls.connect(None)
         try:
             self._model.finalize()
         finally:

@@ -15,7 +15,7 @@ import numpy as np
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
-from stubserve_stub.api.sender import InferenceResponseSender, Senders
+from stubserve_stub.api.sender import InferenceResponseSender, Senders, blank
 from stubserve_stub.api.tensors import Tensor, state_tensor
 from stubserve_stub.backends.python.model import ContractBroken
 from stubserve_stub.runtime.batch import Batch
@@ -70,7 +70,8 @@ class ModelBatch:
             tensor = Tensor._received(name, datatype, shape, None, view)
             self._tensors.append((offset, tensor))
             inputs.append(tensor)
-        return InferenceRequest._received(
+        request: InferenceRequest = object.__new__(InferenceRequest)
+        request._set(
             request_id,
             correlation_id,
             flags,
@@ -79,8 +80,10 @@ class ModelBatch:
             trace,
             output_names if requested is None else requested,
             inputs,
+            None,
             self.create_sender,
         )
+        return request
 
     def create_sender(self, request: InferenceRequest) -> InferenceResponseSender:
         """The sender of one of these requests; a closed one if the request has been answered."""
@@ -89,7 +92,7 @@ class ModelBatch:
                 own = [entry for entry in self._tensors if any(entry[1] is tensor for tensor in request._inputs)]
                 update = self._updates[index] if self._updates else None
                 return self._senders.create((self.number, index), request._requested_output_names, own, update)
-        return self._senders.closed()
+        return blank(self._senders, answered=True)
 
     def check(self, result: Any) -> List[Optional[InferenceResponse]]:
         """What `execute` returned, as one response (or None) per request. Raises ContractBroken."""
@@ -144,8 +147,8 @@ class ModelBatch:
         if sender is not None:
             if sender._sent:
                 raise ContractBroken("Unable to send response. Non-decoupled model cannot send more than one response.")
-            sender._revoke()
-        outputs = None if batch.regions is None else batch.regions.outputs(index)
+            sender._end()
+        outputs = None if batch.regions is None else batch.regions.writer(index)
         return response._encode(request._requested_output_names, batch, update, False, outputs)
 
     def left_open(self) -> List[Entry]:
@@ -162,14 +165,14 @@ class ModelBatch:
     @staticmethod
     def _rescheduled(request: InferenceRequest) -> int:
         if request._sender is not None:
-            request._sender._revoke()
+            request._sender._end()
         return messages.RESCHEDULED
 
     def give_up_senders(self, error: str) -> None:
         """Ends what is open: the whole batch has failed."""
         for request in self.requests:
             if request._sender is not None:
-                request._sender._give_up(error)
+                request._sender._end(error)
 
     def end_updates(self) -> None:
         """The batch has been executed, well or not: sequences whose last request was in it are over."""

@@ -43,9 +43,11 @@ class Forks:
         self._instance = instance
         self._channel = channel
         self._pair = _Pair()
-        # This process's ends towards what it has forked, and towards what has forked it
+        # This process's ends towards what it has forked
         self._served: Set[socket.socket] = set()
-        self._relay: Optional[Relay] = None
+        # In a forked process: its end towards what has forked it, and the lock for one request at a time
+        self._forker: Optional[socket.socket] = None
+        self._turn = threading.Lock()
 
     def connect(self) -> None:
         """From now on forked processes may make requests. There is no way back."""
@@ -71,15 +73,14 @@ class Forks:
         for served in self._served:
             served.close()
         self._served.clear()
-        if self._relay is not None:
-            self._relay.close()
+        if self._forker is not None:
+            self._forker.close()
         self._channel.cut_off(self._refuse)
-        theirs = None
+        self._forker, self._turn = None, threading.Lock()
         if pair is not None:
             pair[0].close()
-            theirs = pair[1]
-        self._relay = Relay(theirs, self._instance, self._channel)
-        bls.relay(self._relay.execute)
+            self._forker = pair[1]
+        bls.relay(self._execute)
 
     def _refuse(self, *_: Any) -> Any:
         raise TritonModelException(
@@ -99,18 +100,8 @@ class Forks:
                 pass  # it has ended in the middle of a message
         self._served.discard(forked)
 
-
-class Relay:
-    """The way of a forked process to other models, through the process that has forked it. One request at a time."""
-
-    def __init__(self, forker: Optional[socket.socket], instance: str, channel: Channel) -> None:
-        self._forker = forker
-        self._instance = instance
-        self._channel = channel
-        self._turn = threading.Lock()
-
-    def execute(self, target: bls.Target, request: bls.Request, decoupled: bool) -> Any:
-        """As `bls.execute`; an iterator has all of its responses from the beginning."""
+    def _execute(self, target: bls.Target, request: bls.Request, decoupled: bool) -> Any:
+        """As `bls.execute`, through what has forked this process; an iterator has all of its responses at once."""
         *head, names, tensors = request
         inputs = [_wire_input(tensor) for tensor in tensors]
         answer = None
@@ -130,11 +121,7 @@ class Relay:
         if refusal is not None:
             raise TritonModelException(refusal)
         responses = [bls.received(self._channel, wire) for wire in wires]
-        return bls.ResponseIterator._over(responses) if decoupled else responses[0]
-
-    def close(self) -> None:
-        if self._forker is not None:
-            self._forker.close()
+        return bls.ResponseIterator._of(responses) if decoupled else responses[0]
 
 
 def _answer(target: bls.Target, request: Any, decoupled: bool) -> Tuple[Optional[str], Any]:

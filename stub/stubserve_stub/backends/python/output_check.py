@@ -13,7 +13,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from stubserve_stub.api.exceptions import TritonError
 from stubserve_stub.api.responses import InferenceResponse
-from stubserve_stub.backends.loading.contract import dims_of
+from stubserve_stub.backends.loading import dims_of
 from stubserve_stub.wire.datatypes import BY_NUMBER
 
 NEVER, FIRST, ALWAYS, REFUSE = "never", "first", "always", "refuse"

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List
 
-from stubserve_stub.backends.base import InstanceFacts, ModelFiles
+from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.gather import Gatherer
-from stubserve_stub.backends.loading.refusals import import_package, refuse_gpu
+from stubserve_stub.backends.loading import import_package, refuse_gpu
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
 from stubserve_stub.backends.pytorch import file as torch_file
-from stubserve_stub.backends.pytorch import module, saved
+from stubserve_stub.backends.pytorch import saved
 from stubserve_stub.backends.pytorch.execution import Execution, explain
 from stubserve_stub.backends.pytorch.options import Options, options_of, switch
-from stubserve_stub.backends.pytorch.program import Program, resolve
-from stubserve_stub.backends.pytorch.tensors import Tensors
+from stubserve_stub.backends.pytorch.program import Tensors, TorchProgram, resolve
 from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -28,7 +27,7 @@ class PyTorchBackend(NativeBackend):
         self._torch = import_package("torch", "pytorch")
         self._version_dir = model.version_dir
 
-    def instance_initialize(self, instance: InstanceFacts) -> None:
+    def instance_initialize(self, instance: InstanceSetup) -> None:
         super().instance_initialize(instance)
         config = self.config
         refuse_gpu(instance, "pytorch")
@@ -55,12 +54,12 @@ class PyTorchBackend(NativeBackend):
     def instance_finalize(self) -> None:
         del self._execution
 
-    def _load(self, path: str, device: Any, options: Options, tensors: Tensors) -> Program:
+    def _load(self, path: str, device: Any, options: Options, tensors: Tensors) -> TorchProgram:
         name = self.config["name"]
         if path.endswith(torch_file.SOURCE):
-            return module.load(self._torch, path, name, options, self._log)
+            return saved.load_module(self._torch, path, name, options, self._log)
         kind = torch_file.kind_of(path)
-        loaders: Dict[str, Callable[[], Program]] = {
+        loaders: Dict[str, Callable[[], TorchProgram]] = {
             torch_file.TORCHSCRIPT: lambda: saved.load_torchscript(self._torch, path, device),
             torch_file.EXPORTED: lambda: saved.load_exported(self._torch, path, tensors),
             torch_file.COMPILED: lambda: saved.load_compiled(self._torch, path),

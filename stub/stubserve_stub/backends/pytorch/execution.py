@@ -13,23 +13,27 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from stubserve_stub.api.bytes_tensor import object_array
 from stubserve_stub.backends.gather import Gathered
-from stubserve_stub.backends.loading.contract import added_outputs
+from stubserve_stub.backends.loading import added_outputs
 from stubserve_stub.backends.native import InputView, Output
-from stubserve_stub.backends.pytorch.program import Naming, Program
-from stubserve_stub.backends.pytorch.tensors import Tensors
+from stubserve_stub.backends.pytorch.program import Naming, Tensors, TorchProgram
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, BYTES
+from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, BY_NUMBER, BYTES
 
 _GPU = re.compile("cuda|nvidia", re.IGNORECASE)
-_CONFIG_NUMBERS = {kind.config_name: kind.number for kind in BY_NAME.values()}
 
 
 class Execution:
     """One program and what its configuration calls its arguments and results. `torch` is the package."""
 
     def __init__(
-        self, torch: Any, program: Program, naming: Naming, tensors: Tensors, config: Mapping[str, Any], inference: bool
+        self,
+        torch: Any,
+        program: TorchProgram,
+        naming: Naming,
+        tensors: Tensors,
+        config: Mapping[str, Any],
+        inference: bool,
     ) -> None:
         self._torch_tensor = torch.Tensor
         self._mode = torch.inference_mode if inference else torch.no_grad
@@ -39,7 +43,7 @@ class Execution:
         self._tensors = tensors
         # Of each output its data type, and the shape in which one without dimensions is sent
         outputs = [*added_outputs(config), *config["output"]]
-        self._types = {output["name"]: _CONFIG_NUMBERS[output["data_type"]] for output in outputs}
+        self._types = {output["name"]: BY_CONFIG_NAME[output["data_type"]].number for output in outputs}
         self._scalars = {output["name"]: _ones(output["dims"]) for output in outputs}
         self._defaults: List[Any] = []
         if program.arguments is not None:

@@ -12,7 +12,7 @@ import re
 import zipfile
 from typing import Any, List, Mapping, Set
 
-from stubserve_stub.backends.loading.refusals import HEAD_BYTES, resemblance
+from stubserve_stub.backends.loading import HEAD_BYTES, resemblance
 from stubserve_stub.runtime.failure import Refusal
 
 TORCHSCRIPT = "TorchScript"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from stubserve_stub.backends.loading.parameters import Parameters
+from stubserve_stub.backends.loading import Parameters
 from stubserve_stub.runtime.failure import Refusal
 
 _COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"

@@ -11,19 +11,68 @@ like the others, behind them in the order.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from stubserve_stub.backends.loading.contract import (
-    TensorInfo,
-    added_inputs,
-    added_outputs,
-    compare,
-    compare_type,
-    dims_of,
-)
-from stubserve_stub.backends.pytorch.tensors import Tensors
+import numpy as np
+
+from stubserve_stub.backends.loading import TensorInfo, added_inputs, added_outputs, compare, compare_type, dims_of
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.wire.datatypes import BY_NUMBER
+from stubserve_stub.wire.datatypes import BF16, BY_CONFIG_NAME, BY_NUMBER, BYTES
+
+_TORCH_NAMES = {"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "bfloat16"}
+# numpy has no BF16; torch looks at these as what they are.
+_SIXTEEN_BITS = np.dtype(np.int16)
+
+
+class Tensors:
+    """Makes tensors out of memory, and finds the memory of tensors. `torch` is the package."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._bfloat16 = torch.bfloat16
+        self._int16 = torch.int16
+        # Older versions of torch have no unsigned integers but of 8 bits.
+        types = {
+            number: getattr(torch, _TORCH_NAMES.get(kind.name, kind.name.lower()), None)
+            for number, kind in BY_NUMBER.items()
+            if number != BYTES
+        }
+        self._numbers: Dict[Any, int] = {dtype: number for number, dtype in types.items() if dtype is not None}
+        self._numpy: Dict[int, Any] = {number: BY_NUMBER[number].numpy or _SIXTEEN_BITS for number in types}
+        with warnings.catch_warnings():
+            # torch warns once in a process of memory that is read-only. What only reads it is given it as it is.
+            warnings.simplefilter("ignore")
+            read_only = np.zeros(1, np.uint8)
+            read_only.flags.writeable = False
+            torch.from_numpy(read_only)
+
+    def has(self, datatype: int) -> bool:
+        """Whether there are tensors of this type."""
+        return datatype in self._numbers.values()
+
+    def number_of(self, dtype: Any) -> Optional[int]:
+        """The number of a type of torch's, None for those that the protocol has not."""
+        return self._numbers.get(dtype)
+
+    def over(self, memory: Any, datatype: int, shape: Sequence[int]) -> Any:
+        """A tensor over memory, an array of uint8, which it keeps alive."""
+        tensor = self._torch.from_numpy(memory.view(self._numpy[datatype]).reshape(shape))
+        return tensor.view(self._bfloat16) if datatype == BF16 else tensor
+
+    def memory_of(self, tensor: Any) -> Any:
+        """The bytes of a tensor of a known type in C order, as an array of uint8; its own memory if it has them so."""
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if not tensor.is_cpu:
+            tensor = tensor.cpu()
+        if tensor.is_neg():
+            tensor = tensor.resolve_neg()
+        if not tensor.is_contiguous():
+            tensor = tensor.contiguous()
+        if tensor.dtype is self._bfloat16:
+            tensor = tensor.view(self._int16)
+        return tensor.numpy().reshape(-1).view(np.uint8)
 
 
 class Argument(NamedTuple):
@@ -40,7 +89,7 @@ class Argument(NamedTuple):
     info: Optional[TensorInfo] = None
 
 
-class Program(NamedTuple):
+class TorchProgram(NamedTuple):
     """A loaded model. `call` takes the arguments in their order and returns what the model does.
 
     `takes_dict`: there is one argument, a dictionary of tensors, and the inputs' names are its keys. `arguments` and
@@ -59,7 +108,6 @@ class Program(NamedTuple):
 
 
 _STRING = "TYPE_STRING"
-_NUMBERS = {kind.config_name: number for number, kind in BY_NUMBER.items()}
 
 
 class Naming(NamedTuple):
@@ -70,7 +118,7 @@ class Naming(NamedTuple):
     remarks: Sequence[str]
 
 
-def resolve(config: Mapping[str, Any], program: Program, tensors: Tensors) -> Naming:
+def resolve(config: Mapping[str, Any], program: TorchProgram, tensors: Tensors) -> Naming:
     """Raises Refusal for a configuration that is not that of the program."""
     remarks: List[str] = []
     given = {what: config.get(what) or [] for what in ("input", "output")}
@@ -208,7 +256,7 @@ def _check_type(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any],
                     what, tensor["name"], config["name"]
                 )
             )
-    elif kind not in _NUMBERS or not tensors.has(_NUMBERS[kind]):
+    elif kind not in BY_CONFIG_NAME or not tensors.has(BY_CONFIG_NAME[kind].number):
         raise Refusal(
             "unsupported datatype {} for {} '{}' for model '{}'".format(kind, what, tensor["name"], config["name"])
         )

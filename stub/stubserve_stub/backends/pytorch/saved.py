@@ -1,8 +1,11 @@
-"""Loads what torch saves: TorchScript, programs of torch.export, and the libraries that AOTInductor compiles them to.
+"""Loads what torch saves: TorchScript, programs of torch.export and what AOTInductor makes of them, modules in Python.
 
-The last two take and return whatever the model's `forward` does, tensors in tuples, lists and dictionaries. These have
-names by where they are, as in Triton: `ARGS[0]`, `ARGS[2][key]`, `KWARGS[k]`; `RESULT`, `RESULT[0]`, `RESULT[k][0]`.
-Their order is that of these structures.
+Programs of torch.export, compiled or not, take and return whatever the model's `forward` does: tensors in tuples, lists
+and dictionaries. These have names by where they are, as in Triton: `ARGS[0]`, `ARGS[2][key]`, `KWARGS[k]`; `RESULT`,
+`RESULT[0]`, `RESULT[k][0]`. Their order is that of these structures.
+
+A module in Python is the class in `model.py`. Its weights lie beside it under the same name. It is as Triton's runtime
+"model.py", but for what is said in docs/backends.md.
 
 No pickle in such a file runs code. TorchScript has a reader of its own, and weights are read by torch with
 `weights_only`. But `torch.export.load` falls back to the pickle module for what that refuses, in several places, which
@@ -14,20 +17,21 @@ tensors are made with.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import os
 import sys
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from stubserve_stub.backends.loading.contract import TensorInfo
-from stubserve_stub.backends.loading.refusals import import_package
-from stubserve_stub.backends.pytorch.program import Argument, Program
-from stubserve_stub.backends.pytorch.tensors import Tensors
+from stubserve_stub.backends.loading import TensorInfo, import_package
+from stubserve_stub.backends.pytorch.options import Options
+from stubserve_stub.backends.pytorch.program import Argument, Tensors, TorchProgram
 from stubserve_stub.runtime.failure import Refusal
 
 _STRINGS = "List[str]"
 _TYPES = ("Tensor", "Optional[Tensor]", _STRINGS)
 
 
-def load_torchscript(torch: Any, path: str, device: Optional[str]) -> Program:
+def load_torchscript(torch: Any, path: str, device: Optional[str]) -> TorchProgram:
     """`device` is where the weights go, None for where they were saved from. Raises Refusal, and what torch raises."""
     module = torch.jit.load(path, map_location=device)
     method = getattr(module, "forward", None)
@@ -40,7 +44,7 @@ def load_torchscript(torch: Any, path: str, device: Optional[str]) -> Program:
             "'{}' takes a dictionary beside other arguments ({}). Only a single input of type Dict(str, Tensor) is "
             "supported".format(path, ", ".join(argument.name for argument in declared))
         )
-    return Program(
+    return TorchProgram(
         method,
         None if takes_dict else [_argument(path, argument) for argument in declared],
         takes_dict=takes_dict,
@@ -71,7 +75,7 @@ def _writes(method: Any) -> bool:
         return True
 
 
-def load_exported(torch: Any, path: str, tensors: Tensors) -> Program:
+def load_exported(torch: Any, path: str, tensors: Tensors) -> TorchProgram:
     """A program as torch.export.save writes it. Raises Refusal, and what torch raises."""
     export = import_package("torch.export", "pytorch")
     with nothing_executable(path):
@@ -81,7 +85,7 @@ def load_exported(torch: Any, path: str, tensors: Tensors) -> Program:
     inputs = _described(path, signature.user_inputs, values, tensors)
     outputs = _described(path, signature.user_outputs, values, tensors)
     spec = exported.call_spec
-    return Program(
+    return TorchProgram(
         _Call(torch, exported.module(), spec.in_spec, spec.out_spec),
         _arguments(torch, spec.in_spec, inputs, signature.user_inputs),
         _results(torch, spec.out_spec, outputs),
@@ -89,12 +93,12 @@ def load_exported(torch: Any, path: str, tensors: Tensors) -> Program:
     )
 
 
-def load_compiled(torch: Any, path: str) -> Program:
+def load_compiled(torch: Any, path: str) -> TorchProgram:
     """A package of AOTInductor. Raises Refusal, and what torch raises."""
     inductor = import_package("torch._inductor", "pytorch")
     compiled = inductor.aoti_load_package(path)
     in_spec, out_spec = (torch.utils._pytree.treespec_loads(text) for text in compiled.loader.get_call_spec())
-    return Program(
+    return TorchProgram(
         _Call(torch, compiled, in_spec, out_spec),
         _arguments(torch, in_spec, None, ()),
         _results(torch, out_spec, None),
@@ -206,3 +210,68 @@ def _on_audit(event: str, arguments: Tuple[Any, ...]) -> None:
                 _loading[0], *arguments
             )
         )
+
+
+WEIGHTS = ".pt"
+
+
+def load_module(torch: Any, path: str, model: str, options: Options, log: Callable[[str], None]) -> TorchProgram:
+    """Raises Refusal, and whatever the file's code raises."""
+    kind = _class_of(torch, _import(path, model), path, log)
+    module = kind()
+    weights = os.path.splitext(path)[0] + WEIGHTS
+    if os.path.isfile(weights):
+        _read_weights(torch, module, weights)
+    else:
+        log("there is no '{}': the module has the weights that it makes itself".format(weights))
+    module.to("cpu").eval()
+    if options.compile is not None:
+        module = torch.compile(module, **options.compile)
+    return TorchProgram(module, in_order=True, explains=False)
+
+
+def _import(path: str, model: str) -> Any:
+    version_dir = os.path.dirname(path)
+    # As for models of the Python backend, files beside this one and beside the version folder can be imported.
+    sys.path += [version_dir, os.path.dirname(version_dir)]
+    spec = importlib.util.spec_from_file_location(model, path)
+    assert spec is not None, "a file that ends in .py has a loader"
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[model] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _class_of(torch: Any, module: Any, path: str, log: Callable[[str], None]) -> Any:
+    """The first one in alphabetical order, as upstream, but those of the file itself go before imported ones."""
+    values = [value for _, value in sorted(vars(module).items()) if isinstance(value, type)]
+    classes: List[Any] = [value for value in values if issubclass(value, torch.nn.Module)]
+    own = [kind for kind in classes if kind.__module__ == module.__name__] or classes
+    if not own:
+        raise Refusal("Cannot find a subclass of torch.nn.Module in '{}'".format(path))
+    if len(own) > 1:
+        names = ", ".join(kind.__name__ for kind in own)
+        log("'{}' has several modules ({}): the first one is served, {}".format(path, names, own[0].__name__))
+    return own[0]
+
+
+def _read_weights(torch: Any, module: Any, path: str) -> None:
+    try:
+        weights = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise Refusal(
+            "'{}' cannot be read as weights; nothing else is unpickled, because that runs code, and "
+            "`torch.save(model.state_dict(), ...)` writes nothing else: {}".format(path, _first_lines(error))
+        ) from None
+    try:
+        module.load_state_dict(weights)
+    except Exception as error:
+        raise Refusal(
+            "the weights in '{}' are not those of {}: {}".format(path, type(module).__name__, error)
+        ) from None
+
+
+def _first_lines(error: BaseException) -> Optional[str]:
+    """What torch says, without its advice on how to read the file all the same."""
+    return str(error).partition("\n")[0]

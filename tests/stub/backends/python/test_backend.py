@@ -11,7 +11,7 @@ import pytest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import Senders
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.backends.base import InstanceFacts
+from stubserve_stub.backends.base import InstanceSetup
 from stubserve_stub.backends.python.backend import PythonBackend
 from stubserve_stub.backends.python.model import ContractBroken, Model
 from stubserve_stub.runtime.batch import Batch
@@ -37,7 +37,7 @@ def python_backend(stub: StubMemory, execute: Callable[[list[Any]], Any], decoup
     TritonPythonModel.execute = lambda _, requests: execute(requests)  # type: ignore[attr-defined]
     backend = PythonBackend()
     backend.initialize(Host("m_0", stub.channel, None))  # type: ignore[arg-type]
-    backend._instance = InstanceFacts("m_0", {}, ["OUT"], decoupled)
+    backend._instance = InstanceSetup("m_0", {}, ["OUT"], decoupled)
     backend._senders = Senders(stub.channel, decoupled)
     backend._model = Model(TritonPythonModel, "model.py")
     backend._model.initialize({})

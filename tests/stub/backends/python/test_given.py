@@ -20,7 +20,7 @@ from stubserve_stub.wire import messages, strings
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import Grant, Ledger
 from stubserve_stub.wire.datatypes import BYTES
-from stubserve_stub.wire.places import AsList, InRegion, Lent, OnDevice, Place, Shared, Zeros
+from stubserve_stub.wire.places import AsList, InRegion, Lent, Place, Shared, Zeros
 from stubserve_stub.wire.stub_arena import StubArena
 
 FP32 = 11
@@ -102,7 +102,6 @@ def test_an_empty_slot_is_refused(channel: Channel) -> None:
     ("place", "text"),
     [
         (InRegion(7, 0, 4096), "input 'IN1' lies in a client's shared memory (region 7), of which nobody has told"),
-        (OnDevice(2, 1, b"h", 0, 4096), "input 'IN1' lies in the memory of device 1 (kind 2), which is not served yet"),
         (Lent(4096, 4096, 4096), "input 'IN1' lies in memory that was never this stub's to read"),
     ],
 )
@@ -114,12 +113,12 @@ def test_places_that_a_model_cannot_read_are_refused(channel: Channel, place: Pl
 
 def test_an_answer_that_cannot_be_read_is_an_error_and_the_rest_of_it_is_let_go_of(channel: Channel) -> None:
     place = channel.memory.place(bytes(4096))
-    outputs = [("A", FP32, (1024,), place), ("B", FP32, (1024,), OnDevice(2, 1, b"h", 0, 4096))]
+    outputs = [("A", FP32, (1024,), place), ("B", FP32, (1024,), InRegion(7, 0, 4096))]
     response = bls.received(channel, messages.unpack(messages.pack((None, outputs, None))))
     error = response.error()
     assert error is not None
     assert error.code() == ErrorCode.UNSUPPORTED
     assert error.message() == (
-        "Output 'B' of another model lies in the memory of device 1 (kind 2), which is not served yet."
+        "Output 'B' of another model lies in a client's shared memory (region 7), of which nobody has told."
     )
     assert list(channel._released) == [place.offset]

@@ -1,14 +1,21 @@
-"""Comparing a tensor of a model's file with the configuration. Texts and rules are Triton's.
+"""What backends that load a file have in common: the configuration against the file, parameters, why a load is refused.
 
-Sequence batching adds inputs and outputs to those of a configuration: its controls and states.
+Comparing a tensor of a model's file with the configuration follows Triton's rules, in its texts. Sequence batching adds
+inputs and outputs to those of a configuration: its controls and states.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.datatypes import BY_NUMBER
+
+if TYPE_CHECKING:
+    # The server wants none of a stub's process when it looks at a file.
+    from stubserve_stub.backends.base import InstanceSetup
 
 
 class TensorInfo(NamedTuple):
@@ -120,3 +127,104 @@ def added_outputs(config: Mapping[str, Any]) -> List[Dict[str, Any]]:
 
 def _tensor(state: Mapping[str, Any], name: str) -> Dict[str, Any]:
     return {"name": state[name], "data_type": state["data_type"], "dims": state["dims"]}
+
+
+class Parameters:
+    """The parameters of one model, whose configuration is the server's JSON. What is not given is empty, 0 or None."""
+
+    def __init__(self, backend: str, config: Mapping[str, Any], settings: Mapping[str, str]) -> None:
+        self._backend = backend
+        self._model = config.get("name", "")
+        self._parameters: Dict[str, Any] = config.get("parameters", {})
+        self._settings = settings
+
+    def text(self, name: str) -> str:
+        """A parameter, empty where there is none."""
+        value: str = self._parameters.get(name, {}).get("string_value", "")
+        return value
+
+    def integer(self, name: str) -> int:
+        """A number from 0 on, 0 where there is no such parameter. Raises Refusal."""
+        return _number(self.text(name), self.called(name))
+
+    def boolean(self, name: str) -> Optional[bool]:
+        """None where there is no such parameter. Raises Refusal."""
+        return _flag(self.text(name), self.called(name))
+
+    def called(self, name: str) -> str:
+        """What an error calls a parameter."""
+        return "parameter '{}' of model '{}'".format(name, self._model)
+
+    def setting(self, name: str, default: str = "0") -> int:
+        return _number(self._settings.get(name, default), self._setting_called(name))
+
+    def setting_is_on(self, name: str) -> bool:
+        return bool(_flag(self._settings.get(name, ""), self._setting_called(name)))
+
+    def _setting_called(self, name: str) -> str:
+        return "--backend-config={},{}".format(self._backend, name)
+
+
+def _number(text: str, what: str) -> int:
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit()):
+        raise Refusal("{} must be an integer from 0 on, got '{}'".format(what, text))
+    return int(text)
+
+
+def _flag(text: str, what: str) -> Optional[bool]:
+    if not text:
+        return None
+    if text.lower() in ("1", "true"):
+        return True
+    if text.lower() in ("0", "false"):
+        return False
+    raise Refusal("{} must be 0 or 1, got '{}'".format(what, text))
+
+
+def import_package(package: str, extra: str) -> Any:
+    """A package that `stubserve[extra]` installs. Raises Refusal if the stub's environment has none that works."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        if error.name != package:
+            raise Refusal("{} in {} cannot be imported: {}".format(package, sys.prefix, error)) from None
+        raise Refusal(lacks(package, extra)) from None
+
+
+def lacks(package: str, extra: str) -> str:
+    """What a model's load and `check` say where the environment of this process has no such package."""
+    return (
+        "the backend {} needs the package {}, which the environment {} does not have: pip install 'stubserve[{}]' "
+        "adds it to the server's, or the parameter EXECUTION_ENV_PATH names an environment that has it".format(
+            extra, package, sys.prefix, extra
+        )
+    )
+
+
+def refuse_gpu(instance: InstanceSetup, backend: str) -> None:
+    """Raises Refusal for an instance that is to run on a GPU."""
+    if instance.arguments["model_instance_kind"] == "GPU":
+        raise Refusal(
+            "model instance '{}' is to run on a GPU, and the {} backend runs on CPUs only: "
+            "`instance_group [ {{ kind: KIND_CPU }} ]` says so in config.pbtxt".format(instance.name, backend)
+        )
+
+
+_KINDS: List[Tuple[bytes, str]] = [
+    (b"version https://git-lfs", "a pointer of Git LFS: `git lfs pull` gets the file"),
+    (b"PK\x03\x04", "a zip archive, as PyTorch saves models"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"<", "a web page or XML"),
+]
+# So many bytes are enough to tell.
+HEAD_BYTES = 200
+
+
+def resemblance(head: bytes) -> str:
+    """For the end of a sentence that says what the file is not; empty for files of unknown kinds."""
+    for start, what in _KINDS:
+        if head.startswith(start):
+            return "; it is " + what
+    return ""
