@@ -63,7 +63,7 @@ def test_not_too_many_traces_are_written_at_a_time() -> None:
         root = Trace(tracer, "m", 1, "HTTP", 1)
         for _ in range(children):
             root.child("n", 1, 1).end(request())
-        root.end(request())
+        request(trace=root).end_trace()
     queue.close()
     assert queue.written == [[1, 2], [5]]
 
@@ -74,7 +74,7 @@ def test_the_file_says_how_many_tensors_are_left_out(tmp_path: Path) -> None:
     trace = Trace(tracer, "m", 1, "HTTP", 1)
     # Of strings that are cut nothing is written, so the file is a small one.
     trace.keep(QUEUE_INPUT, [Tensor("IN", BYTES, (1,), bytes(TENSOR_BYTES + 1))] * 64)
-    trace.end(request())
+    request(trace=trace).end_trace()
     file.close()
     first, *others = json.loads((tmp_path / "traces.json").read_text())
     assert first["tensors_left_out"] == 1

@@ -33,6 +33,7 @@ from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import Grant, Ledger
 from stubserve_stub.wire.layout import RING_BYTES
+from stubserve_stub.wire.options import NO_OPTIONS, RequestOptions
 from stubserve_stub.wire.ring import RingReader, RingWriter
 from stubserve_stub.wire.stub_arena import StubArena
 
@@ -70,10 +71,7 @@ def check_stacking():
     requests = [
         InferenceRequest._received(
             "",
-            0,
-            0,
-            0,
-            None,
+            NO_OPTIONS,
             None,
             ["Y"],
             [Tensor._received("X", 11, [1, 4096], None, memoryview(memory)[at : at + 16384])],
@@ -91,7 +89,7 @@ def check_stacking():
 
 def check_request():
     tensor = Tensor._received("IN", 11, (1, 2), struct.pack("<2f", 1, 2), None)
-    request = InferenceRequest._received("r", 5, 1, 0, {"a": 1.5}, None, ["OUT"], [tensor], 1)
+    request = InferenceRequest._received("r", RequestOptions(5, 1, 0, 0, {"a": 1.5}), None, ["OUT"], [tensor], 1)
     array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
     array *= 2
     assert array.tolist() == [[2.0, 4.0]]

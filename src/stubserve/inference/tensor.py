@@ -63,6 +63,10 @@ class Tensor:
         tensor.strings = count
         return tensor
 
+    def lie_in(self, block: Block) -> None:
+        """Its bytes are about to be put into this block, whose hold becomes the tensor's."""
+        self.span, self.offset = block.whole(), block.offset
+
     @property
     def data(self) -> bytes | None:
         """The bytes themselves, None where they lie in a span."""

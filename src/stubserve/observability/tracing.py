@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from stubserve.inference.trace import TENSOR_BYTES, Asking, ModelTracing, Parent, Sampler, Trace
+from stubserve.inference.trace import TENSOR_BYTES, ModelTracing, Parent, Sampler, Trace
 from stubserve.settings.tracing import OPENTELEMETRY, TIMESTAMPS, TracingSettings
 
 TENSORS, OFF = "TENSORS", "OFF"
@@ -64,12 +64,12 @@ class Tracer(Sampler):
         self._ahead = rules.rate
         self.left = rules.count
 
-    def sample(self, call: Asking) -> Trace | None:
+    def sample(self, model: str, version: int, protocol: str, context: Callable[[], str | None]) -> Trace | None:
         self._ahead -= 1
-        context = call.trace_context() if self.spans else None
-        if self._ahead and context is None:
+        given = context() if self.spans else None
+        if self._ahead and given is None:
             return None
-        parent = parent_of(context)
+        parent = parent_of(given)
         wanted = not self._ahead
         if wanted:
             self._ahead = self.rules.rate
@@ -78,8 +78,7 @@ class Tracer(Sampler):
                 self.left -= 1
         if not wanted and parent is None:
             return None
-        model = call.model
-        return Trace(self, model.name, model.version, call.protocol, time.monotonic_ns(), parent=parent)
+        return Trace(self, model, version, protocol, time.monotonic_ns(), parent=parent)
 
     def collect(self, tree: Sequence[Trace]) -> None:
         self._destination.put(tree, self)

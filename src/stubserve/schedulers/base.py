@@ -100,4 +100,4 @@ class Scheduler(abc.ABC):
 
 def cancellation(request: Request) -> ServeError:
     """The answer to a request that was cancelled while it waited. Upstream sends the same code with an empty text."""
-    return request.refuse(Code.CANCELLED, "Request was cancelled while it waited in the queue")
+    return ServeError(Code.CANCELLED, f"{request.id_prefix}Request was cancelled while it waited in the queue")

@@ -164,8 +164,7 @@ class Delivery:
 
     def _end_trace(self, request: Request) -> None:
         try:
-            assert request.trace is not None
-            request.trace.end(request)
+            request.end_trace()
         except Exception:
             log.exception("a trace of model '%s' is lost", self._signature.model)
 

@@ -28,6 +28,7 @@ from stubserve_stub.runtime.lease import Lease
 from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import COPIED_BYTES, INLINE_BYTES
+from stubserve_stub.wire.options import RequestOptions
 from stubserve_stub.wire.places import InArena, Lent, Shared
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from stubserve_stub.wire.messages import WireResponse, WireTensor, WireTrace
 
 Target = Tuple[str, int]
-# (id, correlation id, flags, timeout in µs, parameters, trace, requested outputs, inputs)
-Request = Tuple[str, Any, int, int, Any, "WireTrace", Sequence[str], List[Tensor]]
+# (id, options, trace, requested outputs, inputs)
+Request = Tuple[str, RequestOptions, "WireTrace", Sequence[str], List[Tensor]]
 
 
 # After how many responses taken by an iterator, or bytes of them, the server is told. It holds the model that makes
@@ -80,7 +81,7 @@ def execute(target: Target, request: Request, decoupled: bool) -> Any:
     Raises TritonModelException outside of the time between `initialize` and `finalize`.
     """
     calls = None if _relay is not None else _allowed()
-    refused = _unsendable(target, request, decoupled) if request[4] else None
+    refused = _unsendable(target, request, decoupled) if request[1].parameters else None
     if refused is not None:
         return refused
     if calls is None:
@@ -132,7 +133,7 @@ def async_execute(target: Target, request: Request, decoupled: bool) -> "asyncio
     calls = None
     try:
         calls = _allowed()
-        refused = _unsendable(target, request, decoupled) if request[4] else None
+        refused = _unsendable(target, request, decoupled) if request[1].parameters else None
         if refused is not None:
             future.set_result(refused)
             return future
@@ -251,11 +252,11 @@ def _open(
     calls: Calls, target: Target, request: Request, decoupled: bool, on_answer: Optional[Callable[[], None]] = None
 ) -> OpenCall:
     """Sends a request. Raises ArenaFull, and has taken no memory then."""
-    *head, names, tensors = request
+    id, options, trace, names, tensors = request
     inputs: List[WireTensor] = []
     try:
         inputs.extend(_input(calls.channel, tensor) for tensor in tensors)
-        return calls.open(target, decoupled, (*head, list(names) or None, inputs), on_answer)
+        return calls.open(target, decoupled, (id, options, trace, list(names) or None, inputs), on_answer)
     except ArenaFull:
         calls.channel.free([place.offset for _, _, _, place in inputs if isinstance(place, InArena)])
         raise
@@ -273,7 +274,7 @@ def _input(channel: Channel, tensor: Tensor) -> WireTensor:
 
 def _unsendable(target: Target, request: Request, decoupled: bool) -> Any:
     """The answer to a request whose parameters cannot be sent, None if they can."""
-    refusal = params.refusal(request[4])
+    refusal = params.refusal(request[1].parameters)
     return _refused(_RUNNING.format(target[0], refusal), ErrorCode.INTERNAL, decoupled) if refusal else None
 
 
