@@ -11,8 +11,8 @@ from stubserve.errors import ServeError
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.work import Decision, Work
+from stubserve.instances.death import RestartPolicy
 from stubserve.instances.instance import Instance, InstanceOwner
-from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.stub import Stub
 from stubserve.memory.blocks import Block
 from stubserve.model_config.complete import InstanceSpec

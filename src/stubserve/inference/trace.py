@@ -251,7 +251,5 @@ def find(number: int) -> Trace | None:
 class ModelTracing:
     """The sampler of the requests to the versions of one model; None where none is traced. It outlives reloads."""
 
-    __slots__ = ("sampler",)
-
     def __init__(self) -> None:
         self.sampler: Sampler | None = None

@@ -78,8 +78,6 @@ class Grouping:
     same inputs.
     """
 
-    __slots__ = ("_optional_inputs", "_shape_tensors", "_variable")
-
     def __init__(
         self, variable: Collection[str] = (), shape_tensors: Collection[str] = (), optional_inputs: bool = False
     ) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from stubserve.errors import Code, internal, invalid
 from stubserve.inference.served_model import ServedModel
-from stubserve.instances.services import Services, no_model_control
+from stubserve.instances.services import ControlForModels, Services, no_model_control
 from stubserve.loading.changeover import Changeover, as_load_error
 from stubserve.loading.changes import Changes, all_of
 from stubserve.loading.dependencies import DiskDependencies, no_longer_needed, rounds
@@ -332,7 +332,7 @@ class ModelControl:
 
 
 @dataclass(frozen=True)
-class _ControlInTurn:
+class _ControlInTurn(ControlForModels):
     """Model control for the stubs of one load: what they ask for is asked for in the turn of that load."""
 
     control: ModelControl

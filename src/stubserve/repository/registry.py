@@ -9,7 +9,6 @@ from typing import Any
 
 from stubserve.errors import invalid, not_found, overloaded, unavailable
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.version import parse_version
 from stubserve.repository.folder import BETWEEN, DUPLICATE_REASON, name_of
 
 # The reason of a version that was unloaded, or is not chosen any more
@@ -230,3 +229,21 @@ class Namespace:
 def key_of(namespace: str, name: str) -> str:
     """How a model is kept apart from others; its name where there are no namespaces."""
     return f"{namespace}{BETWEEN}{name}" if namespace else name
+
+
+def parse_version(text: str) -> int | None:
+    """A version as clients write it; None for the empty text. Raises ServeError (INVALID_ARG)."""
+    if not text:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = 2**63
+    if number >= 2**63:
+        raise invalid(
+            f"failed to get model version from specified version string '{text}' (details: stol), "
+            "version should be an integral value > 0"
+        )
+    if number < 0:
+        raise invalid(f"invalid model version specified '{text}' , version should be an integral value > 0")
+    return number

@@ -22,8 +22,6 @@ class Scheduler(abc.ABC):
     instance hears `instance_gone` and nothing further about its work.
     """
 
-    __slots__ = ()
-
     # Whether `response_complete` and `work_done` are to be called: a scheduler without slots does without, and no
     # request pays for it.
     has_slots = False

@@ -117,8 +117,6 @@ class PriorityLevels:
 class _Level:
     """The requests of one priority."""
 
-    __slots__ = ("beside", "delayed", "number", "policy", "shares", "unexpired")
-
     def __init__(self, number: int, policy: QueuePolicy) -> None:
         self.number = number
         self.policy = policy
@@ -146,8 +144,6 @@ class _Level:
 
 class PolicyQueue:
     """The requests that wait under policies. Iteration is in service order and must not overlap with a change."""
-
-    __slots__ = ("_deadlines", "_displaced", "_levels", "_live_deadlines", "_order", "_serial", "_size", "priorities")
 
     def __init__(self, priorities: PriorityLevels) -> None:
         self.priorities = priorities

@@ -82,6 +82,14 @@ class AnsweringModel:
             latencies.uses_cache()
             made.latencies = latencies
 
+    def enqueue(self, request: Request) -> None:
+        """As `submit`, for a caller that polls when all that arrive together are queued."""
+        if self._cache is None:
+            self._queue(request)
+            self._delivery.expect(request)
+        else:
+            self._cache.enqueue(request)
+
     def _queue(self, request: Request, follows: bool = False) -> None:
         """Queues a request; one that `follows` another, whose answer it waits for, gets a place only.
 

@@ -40,8 +40,6 @@ log = logging.getLogger("stubserve.model")
 class Delivery:
     """Passes on the answers to one model version's requests, and counts them."""
 
-    __slots__ = ("_draining", "_orderer", "_owed", "_signature", "_statistics", "_traced", "latencies", "respond")
-
     def __init__(
         self, signature: Signature, statistics: ModelStatistics, draining: Draining, keep_order: bool = False
     ) -> None:

@@ -20,9 +20,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from stubserve.errors import ServeError, unavailable
-from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import OTHER_FAILURE, REJECTED, SUCCESS, Request, Response
-from stubserve.inference.served_model import BlockingCall, ModelFinder, ServedModel, Waiter
+from stubserve.inference.served_model import BlockingCall, InstanceFacts, ModelFinder, ServedModel, Waiter
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
@@ -91,14 +90,6 @@ class EnsembleModel(AnsweringModel):
         if not self._poll_is_due:
             self._poll_is_due = True
             self._loop.call_soon(self._begin_runs)
-
-    def enqueue(self, request: Request) -> None:
-        """As `submit`, for a caller that polls when all that arrive together are queued."""
-        if self._cache is None:
-            self._queue(request)
-            self._delivery.expect(request)
-        else:
-            self._cache.enqueue(request)
 
     def _queue(self, request: Request, follows: bool = False) -> None:
         """Queues a request; one that `follows` another, whose answer it waits for, gets a place only.

@@ -165,7 +165,7 @@ def _step_input(name: str, given: FlowTensor, signature: Signature) -> Tensor:
             shape = fit(shape, given.is_batch, known.dims, batches)
     if not isinstance(shape, tuple):
         shape = tuple(shape)
-    return Tensor(name, tensor.datatype, shape, tensor.data, span, tensor.offset, tensor.nbytes)
+    return tensor.again(name, shape)
 
 
 def ensemble_outputs(
@@ -182,7 +182,7 @@ def ensemble_outputs(
         if made.is_batch != batches:
             known = signature.outputs[name]
             shape = fit(shape, made.is_batch, known.dims if known.reshape is None else known.reshape, batches)
-        tensors.append(Tensor(name, tensor.datatype, shape, tensor.data, tensor.span, tensor.offset, tensor.nbytes))
+        tensors.append(tensor.again(name, shape))
         if options is not None and tensor.nbytes:
             flags = {name: bool(options.flags & flag) for name, flag in _SEQUENCE_FLAGS.items()}
             parameters = {"sequence_id": options.correlation_id, **flags}

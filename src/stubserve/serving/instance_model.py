@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from stubserve.errors import Code, ServeError, unavailable
-from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED, Request, Response
-from stubserve.inference.served_model import Waiter
+from stubserve.inference.served_model import InstanceFacts, Waiter
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.work import Results
@@ -85,14 +84,6 @@ class InstanceModel(AnsweringModel):
         elif self._cache.enqueue(request, at_once):
             return
         self._poll_soon()
-
-    def enqueue(self, request: Request) -> None:
-        """As `submit`, for a caller that polls when all that arrive together are queued."""
-        if self._cache is None:
-            self._queue(request)
-            self._delivery.expect(request)
-        else:
-            self._cache.enqueue(request)
 
     def _queue(self, request: Request, follows: bool = False) -> None:
         dispatcher = self._dispatcher

@@ -29,8 +29,6 @@ class Waiting:
 class Backlog:
     """The sequences without a slot. What is added, taken or cancelled costs the same however many wait."""
 
-    __slots__ = ("_expiring", "_number", "_of_request", "_open", "_waiting")
-
     def __init__(self) -> None:
         self._waiting: OrderedDict[Waiting, None] = OrderedDict()
         # Those that further requests belong to

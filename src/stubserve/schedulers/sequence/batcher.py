@@ -44,27 +44,6 @@ from stubserve.schedulers.sequence.slots import Departures, SequenceId, Sequence
 class SequenceBatcher(Scheduler):
     """What the strategies have in common. An instance of the model that `config` describes has `slots_each` slots."""
 
-    __slots__ = (
-        "_active",
-        "_answers",
-        "_auto_ids",
-        "_backlog",
-        "_controls",
-        "_departures",
-        "_executing",
-        "_grouping",
-        "_hold",
-        "_iterative",
-        "_now_ns",
-        "_over",
-        "_queues",
-        "_refusals",
-        "_slots",
-        "keeps_states",
-        "when_quiet",
-        "when_vacant",
-    )
-
     has_slots = True
 
     def __init__(self, config: Any, slots_each: int, hold: Hold | None = None) -> None:

@@ -27,8 +27,6 @@ class Controls:
     Made from a validated `ModelConfig`. Tensors that are the same for many requests are the same object.
     """
 
-    __slots__ = ("_by_flags", "_correlation_id", "_empty", "_shape")
-
     def __init__(self, config: Any) -> None:
         self._shape = [1, 1] if config.max_batch_size else [1]
         self._correlation_id: tuple[str, int] | None = None

@@ -30,8 +30,6 @@ _BY_INDEX = attrgetter("index")
 class DirectBatcher(SequenceBatcher):
     """Slots are places in the batch: max_batch_size of an instance, one where that is 0."""
 
-    __slots__ = ("_delay_ns", "_due", "_enough", "_idle", "_ready")
-
     def __init__(self, config: Any, hold: Hold | None = None) -> None:
         slots = max(1, config.max_batch_size)
         super().__init__(config, slots, hold)

@@ -30,17 +30,6 @@ class OldestBatcher(SequenceBatcher):
     Everything is kept back until `hold_until` requests wait (`schedulers.hold`).
     """
 
-    __slots__ = (
-        "_batchers",
-        "_candidates",
-        "_delay_us",
-        "_due",
-        "_hold_each",
-        "_max_batch_size",
-        "_preferred",
-        "_ready",
-    )
-
     def __init__(self, config: Any, hold_until: int = 0) -> None:
         oldest = config.sequence_batching.oldest
         candidates: int = oldest.max_candidate_sequences

@@ -66,8 +66,6 @@ class SequenceSlot:
 class SlotQueues:
     """The queues of all slots. They are read as `slot.queue`, and changed here alone."""
 
-    __slots__ = ("_slot_of",)
-
     def __init__(self) -> None:
         self._slot_of: dict[Request, SequenceSlot] = {}
 
@@ -119,8 +117,6 @@ class SlotQueues:
 class _Row:
     """The slots of one instance, of which those with the highest indexes are made when they are first needed."""
 
-    __slots__ = ("closed", "instance", "joined", "slots", "taken")
-
     def __init__(self, instance: Instance, joined: int) -> None:
         self.instance = instance
         self.joined = joined
@@ -133,8 +129,6 @@ class _Row:
 
 class Slots:
     """`each` slots of every instance. Taking one and giving it back costs the logarithm of how many are free."""
-
-    __slots__ = ("_closing", "_each", "_free", "_joined", "_rows")
 
     def __init__(self, each: int) -> None:
         self._each = each
@@ -234,8 +228,6 @@ class Departures:
     A slot may be added again before its instance is idle. So the number of the sequence is kept with it: a slot that
     has been free in the meantime, and may be another sequence's by now, is left alone.
     """
-
-    __slots__ = ("_later", "_leaving")
 
     def __init__(self) -> None:
         # With the numbers of their sequences
