@@ -79,7 +79,6 @@ class EnsembleModel(AnsweringModel):
     # Requests
 
     def submit(self, request: Request, at_once: bool = False) -> None:
-        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
         if self._cache is None:
             self.enqueue(request)
         elif self._cache.enqueue(request, at_once):
@@ -92,10 +91,6 @@ class EnsembleModel(AnsweringModel):
             self._loop.call_soon(self._begin_runs)
 
     def _queue(self, request: Request, follows: bool = False) -> None:
-        """Queues a request; one that `follows` another, whose answer it waits for, gets a place only.
-
-        Raises ServeError when it is served no more, and where too many wait.
-        """
         try:
             if self._closed:
                 raise self._unavailable()

@@ -77,7 +77,6 @@ class InstanceModel(AnsweringModel):
     # Requests
 
     def submit(self, request: Request, at_once: bool = False) -> None:
-        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
         if self._cache is None:
             self._queue(request)
             self._delivery.expect(request)
@@ -102,7 +101,6 @@ class InstanceModel(AnsweringModel):
             raise
 
     def cancel(self, request: Request) -> None:
-        """The client of a submitted request is gone."""
         request.cancelled = True
         request.resume()
         self._delivery.cancelled(request)
@@ -113,7 +111,6 @@ class InstanceModel(AnsweringModel):
 
     @property
     def queued(self) -> int:
-        """Requests that wait to be executed."""
         return self._dispatcher.queued
 
     # What the instances tell
@@ -274,17 +271,12 @@ class InstanceModel(AnsweringModel):
         return self._instances.why_not_ready()
 
     def checks_readiness(self) -> bool:
-        """Whether the model defines `is_ready`."""
         return self._instances.checks_readiness()
 
     async def _ask_whether_ready(self) -> str:
         return await self._instances.ask_whether_ready()
 
     async def drained(self, patience_s: float = 0.0) -> bool:
-        """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something.
-
-        With a patience no longer than some batch has been executing for all of that time; False then.
-        """
         return await self._draining.drained_unless_hung(self._instances.running, patience_s)
 
     async def stop(self, timeout_s: float) -> None:
