@@ -26,6 +26,7 @@ def outcome(read: Callable[[], tuple[Request, ReplyFormat]], model: Signature) -
         return error.code, error.message
     finally:
         drop_blocks(request.inputs)
-    others = request.id, request.correlation_id, request.flags, request.priority, request.timeout_us
+    *said, parameters = request.options
+    others = (request.id, *said)
     # Where a parameter is no number it equals nothing, so they are compared as text.
-    return inputs, others, repr(request.parameters), request.requested_outputs, request.batch_size, reply_format
+    return inputs, others, repr(parameters), request.requested_outputs, request.batch_size, reply_format

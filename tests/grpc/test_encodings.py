@@ -27,7 +27,7 @@ from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.wire import Malformed, varint
 from stubserve.inference.admission import admit, admit_steps
 from stubserve.inference.long_work import finish
-from stubserve.inference.request import Request, unanswered
+from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 from tests import outcomes
@@ -244,7 +244,7 @@ def test_strings_that_are_none_do_not_pass(seed: int) -> None:
             del data[-chance.randint(1, 5) :]
         passes = holds(bytes(data), count)
         for look in (lambda request: admit(request, known), lambda request: finish(admit_steps(request, known))):
-            request = Request([Tensor("S", BYTES, (1, count), bytes(data))], unanswered)
+            request = Request([Tensor("S", BYTES, (1, count), bytes(data))])
             try:
                 look(request)
             except ServeError:

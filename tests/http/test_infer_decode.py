@@ -140,14 +140,13 @@ def parameters(**given: Any) -> Request:
 
 def test_reserved_parameters() -> None:
     made = parameters(sequence_id=2**64 - 1, sequence_start=True, sequence_end=True, priority=3, timeout=2**63)
-    assert (made.correlation_id, made.flags) == (2**64 - 1, SEQUENCE_START | SEQUENCE_END)
-    assert (made.priority, made.timeout_us, made.parameters) == (3, 2**63, None)
-    assert parameters(sequence_id="abc", sequence_start=False).correlation_id == "abc"
+    assert made.options == (2**64 - 1, SEQUENCE_START | SEQUENCE_END, 3, 2**63, None)
+    assert parameters(sequence_id="abc", sequence_start=False).options == ("abc", 0, 0, 0, None)
 
 
 def test_other_parameters() -> None:
     given = {"a": 1, "b": "x", "c": True, "d": 1.5, "e": -(2**63), "f": "", "headers": "h", "g": 2**63}
-    found = parameters(**given).parameters
+    found = parameters(**given).options.parameters
     assert found == given
     assert found is not None
     # Only what fits a signed integer stays one.
@@ -547,10 +546,9 @@ def test_a_header_means_the_same_again(model: Signature) -> None:
     (first, first_format), (second, second_format) = [read(model, header, bytes([n]) * 64) for n in range(2)]
     admit(first, model)
     admit(second, model)
-    for name in ("correlation_id", "flags", "priority", "timeout_us", "parameters", "requested_outputs", "batch_size"):
+    for name in ("options", "requested_outputs", "batch_size"):
         assert getattr(first, name) == getattr(second, name)
     assert first_format == second_format
-    assert first.parameters is not second.parameters
     assert first.requested_outputs is not second.requested_outputs
     assert [(made.inputs[0].data, list(made.inputs[0].shape)) for made in (first, second)] == [
         (bytes(64), [1, 16]),

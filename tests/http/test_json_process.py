@@ -88,7 +88,7 @@ def test_it_reads_as_the_server_would() -> None:
             request = await reading.infer(text, binary)
             placer = BodyPlacer(text + binary, None, 0, reading.memory.store)
             expected, _ = decode_json(text, MODEL, placer, 64 * MIB)
-            for name in ("id", "parameters", "correlation_id", "requested_outputs"):
+            for name in ("id", "options", "requested_outputs"):
                 assert getattr(request, name) == getattr(expected, name)
             assert [(t.name, t.datatype, t.shape, bytes(t.buffer)) for t in request.inputs] == [
                 (t.name, t.datatype, t.shape, bytes(t.buffer)) for t in expected.inputs

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from stubserve.inference.request import Request, unanswered
+from stubserve_stub.wire.options import RequestOptions
+
+from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 from stubserve.model_config.parse import parse_text
@@ -23,8 +26,14 @@ def echo(name: str, datatype: str, dims: str, more: str = "") -> Signature:
     return signature(name, io("input", "IN", datatype, dims) + io("output", "OUT", datatype, dims) + more)
 
 
-def request(*inputs: Tensor, **fields: object) -> Request:
-    return Request(list(inputs), unanswered, **fields)  # type: ignore[arg-type]
+def request(*inputs: Tensor, **fields: Any) -> Request:
+    """A request; `fields` are its options and arguments of its constructor by name, and what becomes of it."""
+    options = {name: fields.pop(name) for name in RequestOptions._fields if name in fields}
+    becoming = {name: fields.pop(name) for name in ("admitted", "batch_size", "client", "trace") if name in fields}
+    made = Request(list(inputs), options=RequestOptions(**options), **fields)
+    for name, value in becoming.items():
+        setattr(made, name, value)
+    return made
 
 
 def zeros(name: str, shape: Sequence[int], datatype: int = 11, itemsize: int = 4) -> Tensor:

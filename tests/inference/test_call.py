@@ -21,6 +21,7 @@ from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.heap_account import HeapAccount
 from stubserve.memory.regions import RegionSpan
 from tests.client_memory import SharedFile
+from tests.inference.models import request as make
 
 from .models import echo
 from .traces import Collected
@@ -63,7 +64,7 @@ class Recorded(Call):
     def asked(self, size: int = 4, **fields: Any) -> Request:
         """A request of this call with an input of that many bytes in a block."""
         block = Block(0, size, memoryview(bytearray(size)), self._release)
-        return Request([Tensor("IN", 11, [1], None, block, 0, size)], self.on_response, **fields)
+        return make(Tensor("IN", 11, [1], None, block, 0, size), **fields)
 
     def _release(self, block: Block) -> None:
         self.released += 1

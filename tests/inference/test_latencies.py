@@ -50,7 +50,7 @@ def test_quantiles_forget_after_a_minute_and_counts_do_not() -> None:
 
 def test_what_counts() -> None:
     latencies = Latencies([100.0], summaries=True)
-    good, bad = (Request([], lambda *_: None) for _ in range(2))
+    good, bad = (Request([]) for _ in range(2))
     for request in (good, bad):
         request.request_start_ns = 1_000_000
         request.queue_start_ns = 2_000_000

@@ -27,14 +27,14 @@ def test_what_is_under_way_keeps_no_more_than_the_bound() -> None:
     child.keep(QUEUE_INPUT, [large] * (count // 2))
     child.keep(BACKEND_OUTPUT, [zeros("OUT", (1,))])
     assert (len(trace.tensors), len(child.tensors), child.left_out) == (count // 2, count // 2, 1)
-    child.end(request())
+    request(trace=child).end_trace()
     other = Trace(collected, "m", 1, "HTTP", 1)
     other.keep(QUEUE_INPUT, [large])
     assert (len(other.tensors), other.left_out) == (0, 1)
-    trace.end(request())
+    request(trace=trace).end_trace()
     other.keep(QUEUE_INPUT, [large] * count)
     assert (len(other.tensors), other.left_out) == (count - 1, 2)
-    other.end(request())
+    request(trace=other).end_trace()
     assert [len(tree) for tree in collected.trees] == [2, 1]
 
 
@@ -46,8 +46,8 @@ def test_what_was_collected_is_gone_without_pythons_collector() -> None:
     try:
         trace = Trace(collected, "gone", 1, "HTTP", 1)
         child = trace.child("gone", 1, 1)
-        child.end(request())
-        trace.end(request())
+        request(trace=child).end_trace()
+        request(trace=trace).end_trace()
         assert [one.model for tree in collected.trees for one in tree] == ["gone", "gone"]
         collected.trees.clear()
         del trace, child
@@ -62,7 +62,7 @@ def test_copies_without_data_count_too() -> None:
     for _ in range(40):
         trace.keep(BACKEND_OUTPUT, [tensor])
     assert trace.left_out
-    trace.end(request())
+    request(trace=trace).end_trace()
 
 
 def test_names_and_shapes_are_had_without_a_look_at_the_data() -> None:
@@ -78,7 +78,7 @@ def test_names_and_shapes_are_had_without_a_look_at_the_data() -> None:
     regions.unregister("")
     [copy] = trace.tensors
     assert (copy.name, copy.shape, copy.data, copy.nbytes) == ("IN", (2, 512), b"", 4096)
-    trace.end(request())
+    request(trace=trace).end_trace()
 
 
 @pytest.mark.parametrize("wanted", [64, TENSOR_BYTES])
@@ -95,4 +95,4 @@ def test_no_more_is_read_of_a_region_than_is_kept(wanted: int) -> None:
     regions.unregister("")
     [copy] = trace.tensors
     assert (copy.data, copy.nbytes) == ((bytes(range(16, 64)) + bytes(wanted))[:wanted], TENSOR_BYTES + 4080)
-    trace.end(request())
+    request(trace=trace).end_trace()

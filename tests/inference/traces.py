@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from stubserve.inference.trace import Asking, Sampler, Trace
+from stubserve.inference.trace import Sampler, Trace
 
 
 class Collected(Sampler):
@@ -17,8 +17,8 @@ class Collected(Sampler):
         self.spans = spans
         self.trees: list[Sequence[Trace]] = []
 
-    def sample(self, call: Asking) -> Trace | None:
-        return Trace(self, call.model.name, call.model.version, call.protocol, 1)
+    def sample(self, model: str, version: int, protocol: str, context: Callable[[], str | None]) -> Trace | None:
+        return Trace(self, model, version, protocol, 1)
 
     def collect(self, tree: Sequence[Trace]) -> None:
         self.trees.append(tree)

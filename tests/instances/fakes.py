@@ -16,6 +16,7 @@ from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.budget import Grant
 from stubserve_stub.wire.messages import Entry, WireTensor
+from stubserve_stub.wire.options import NO_OPTIONS
 from stubserve_stub.wire.places import InArena, Place
 from stubserve_stub.wire.stub_arena import StubArena
 
@@ -30,6 +31,7 @@ from stubserve.instances.work import Results, StubWork
 from stubserve.memory.server_memory import Memory
 from stubserve.memory.stub_memory import StubMemory
 from tests.inference.models import echo
+from tests.inference.models import request as make
 
 FP32 = 11
 LIMIT = 64 << 20
@@ -201,8 +203,8 @@ class Stub:
         """An input in a block of its own."""
         return Tensor(name, FP32, (1, nbytes // 4), None, self.memory.store(bytes(nbytes)).whole())
 
-    def request(self, *inputs: Tensor) -> Request:
-        return Request(list(inputs) or [small()], lambda *_: None, "id")
+    def request(self, *inputs: Tensor, **fields: Any) -> Request:
+        return make(*inputs or [small()], id="id", on_response=lambda *_: None, **fields)
 
     def execute(self, *requests: Request | None, extras: Sequence[Sequence[Tensor]] | None = None) -> int:
         """Gives the stub a batch and reads it there: its number."""
@@ -242,7 +244,7 @@ class Stub:
     async def call(self, number: int, model: str = "target", *inputs: WireTensor, **more: Any) -> None:
         """Has the model make a request."""
         fields = {"blocking": False, "decoupled": False, "version": -1, "released": (), **more}
-        request = ("call", 0, 0, 0, None, None, None, list(inputs) or [("IN", FP32, (1,), bytes(4))])
+        request = ("call", NO_OPTIONS, None, None, list(inputs) or [("IN", FP32, (1,), bytes(4))])
         await self.say(messages.pack_call(number, model=model, request=request, **fields))
 
     async def answers(self) -> list[messages.Answer]:

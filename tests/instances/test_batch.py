@@ -37,18 +37,21 @@ def test_a_request_with_all_that_it_can_have() -> None:
         "id": "a",
         "correlation_id": "seq",
         "flags": SEQUENCE_START,
+        "priority": 2,
         "timeout_us": 5,
         "parameters": {"p": 1},
         "requested_outputs": ["OUT"],
     }
     [wire] = unpacked([request(small(1), **fields)])
-    assert wire == ("a", "seq", 1, 5, {"p": 1}, None, ("OUT",), (("IN", FP32, (1,), b"\1\0\0\0"),))
+    assert wire == ("a", ("seq", 1, 2, 5, {"p": 1}), None, ("OUT",), (("IN", FP32, (1,), b"\1\0\0\0"),))
 
 
 def test_a_model_is_told_what_the_scheduler_makes_of_a_sequence() -> None:
-    one = request(small(1), correlation_id=7, flags=SEQUENCE_START)
-    one.sequence = (5, 0)
-    assert [wire[1:3] for wire in unpacked([one])] == [(5, 0)]
+    one, other = (request(small(1), correlation_id=7, flags=SEQUENCE_START) for _ in range(2))
+    work = Work([one, other])
+    work.options = [one.options._replace(correlation_id=5, flags=0), None]
+    _, _, _, requests = messages.unpack(pack_batch(3, [], work))
+    assert [wire[1][:2] for wire in requests] == [(5, 0), (7, SEQUENCE_START)]
 
 
 def test_strings_go_one_by_one_where_they_came_so() -> None:
@@ -96,9 +99,9 @@ def test_empty_slots_and_extra_inputs() -> None:
     first, second = request(small(1)), request(small(2))
     extra = Tensor("READY", FP32, (1,), b"\0\0\x80\x3f")
     one, control, other, empty = unpacked([first, None, second, None], [[extra], [extra], [], []])
-    assert [name for name, _, _, _ in one[7]] == ["IN", "READY"]
-    assert [name for name, _, _, _ in control[7]] == ["READY"]
-    assert [name for name, _, _, _ in other[7]] == ["IN"]
+    assert [name for name, _, _, _ in one[4]] == ["IN", "READY"]
+    assert [name for name, _, _, _ in control[4]] == ["READY"]
+    assert [name for name, _, _, _ in other[4]] == ["IN"]
     assert empty is None
     assert len(first.inputs) == 1
 
@@ -108,7 +111,7 @@ def test_zeros_of_an_empty_slot_travel_as_their_size() -> None:
     packed = pack_batch(3, [], Work.of_slots([request(small()), *[None] * 99], [[], *[[nothing]] * 99]))
     assert len(packed) < 4096
     *_, wire = messages.unpack(packed)
-    assert [one[7] for one in wire[1:]] == [(("IN", FP32, (1, 1 << 20), Zeros(4 << 20)),)] * 99
+    assert [one[4] for one in wire[1:]] == [(("IN", FP32, (1, 1 << 20), Zeros(4 << 20)),)] * 99
 
 
 def test_extra_inputs_for_every_slot_or_none() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from stubserve_stub.wire import messages
+from stubserve_stub.wire.options import NO_OPTIONS
 from stubserve_stub.wire.places import InArena, InRegion, Lent, Shared
 
 from stubserve.errors import internal
@@ -70,7 +71,7 @@ async def test_a_call_is_submitted_and_its_answer_comes_back() -> None:
 async def test_calls_of_one_turn_are_scheduled_together() -> None:
     target = Model()
     with Stub({"target": target}) as stub:
-        request: messages.WireRequest = ("", 0, 0, 0, None, None, None, [wire_input(bytes(4))])
+        request: messages.WireRequest = ("", NO_OPTIONS, None, None, [wire_input(bytes(4))])
         for number in range(3):
             stub.channel.send(messages.pack_call(number, False, False, "target", -1, request, ()))
         await turn()
@@ -116,7 +117,7 @@ async def test_a_lent_input_is_shared_and_comes_back_shared() -> None:
         await stub.call(5, "target", wire_input(Lent(tensor.offset, BIG, tensor.offset)))
         [request] = target.requests
         assert request.inputs[0].span is tensor.span
-        assert messages.unpack(pack_batch(1, (), Work([request])))[3][0][7][0][3] == Shared(tensor.offset, BIG)
+        assert messages.unpack(pack_batch(1, (), Work([request])))[3][0][4][0][3] == Shared(tensor.offset, BIG)
         # The target returns it as it came.
         given = request.inputs[0]
         assert given.span is not None

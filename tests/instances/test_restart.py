@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stubserve.instances.restart import RestartPolicy
+from stubserve.instances.death import RestartPolicy
 
 
 def test_delays_double_up_to_half_a_minute() -> None:

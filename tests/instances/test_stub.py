@@ -111,7 +111,7 @@ async def drive(folder: Path, interpreter: Path) -> int:
         else:
             block = memory.store(array.tobytes())
             tensor = Tensor("INPUT0", FP32, (size,), None, block.whole())
-        request = Request([tensor], lambda *_: None)
+        request = Request([tensor])
         stub.work.execute(Work([request]))
         ((_, response),) = await asyncio.wait_for(owner.results.get(), 60)
         assert response.error is None
@@ -185,7 +185,7 @@ async def drive_plenty(folder: Path) -> None:
     committed = []
     unread: list[Response] = []
     for _ in range(6):
-        stub.work.execute(Work([Request([], lambda *_: None)]))
+        stub.work.execute(Work([Request([])]))
         # While it executes the parent reads what came before: more blocks than a ring has room to tell of.
         for response in unread:
             drop_blocks(response.outputs)
@@ -229,7 +229,7 @@ async def drive_slots(folder: Path) -> None:
     states = [Tensor("STATE", FP32, state.shape, None, block.whole()) for block in blocks]
     ready = Tensor("READY", FP32, (1,), np.ones(1, np.float32).tobytes())
     given = Tensor("INPUT0", FP32, (2,), np.array([3, 4], np.float32).tobytes())
-    request = Request([given], lambda *_: None, "one")
+    request = Request([given], "one")
     stub.work.execute(Work.of_slots([None, request], [[states[0]], [ready, states[1]]]))
     ((answered, response),) = await asyncio.wait_for(owner.results.get(), 60)
     assert answered is request
@@ -256,7 +256,7 @@ def test_empty_places_and_extra_inputs_reach_the_model(repository: Path) -> None
 async def drive_empty_slot(folder: Path) -> None:
     stub, owner = await started(folder, Memory(64 << 20))
     for slots, refused in (([None, ONE], True), ([ONE], False)):
-        requests = [None if slot is None else Request([slot], lambda *_: None) for slot in slots]
+        requests = [None if slot is None else Request([slot]) for slot in slots]
         stub.work.execute(Work.of_slots(requests))
         finished = await asyncio.wait_for(owner.results.get(), 60)
         assert [request for request, _ in finished] == [request for request in requests if request is not None]

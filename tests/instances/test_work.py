@@ -244,14 +244,13 @@ async def test_a_batch_that_lay_ready_was_queued_while_others_were_executed() ->
 @on_a_loop
 async def test_as_many_batches_as_may_be_in_flight_find_room_whatever_their_size() -> None:
     with Stub() as stub:
-        request = stub.request()
-        request.parameters = {"text": "x" * (MAX_RECORD - 200)}
+        request = stub.request(parameters={"text": "x" * (MAX_RECORD - 200)})
         for _ in range(1 + MOST_AHEAD):
             stub.work.give(Work([request]))
         stub.work.ring.announce_soon()
         received = stub.channel.receive()
         assert [number for _, number, _, _ in received] == list(range(1, 2 + MOST_AHEAD))
-        assert {len(requests[0][4]["text"]) for _, _, _, requests in received} == {MAX_RECORD - 200}
+        assert {len(requests[0][1][4]["text"]) for _, _, _, requests in received} == {MAX_RECORD - 200}
         assert not stub.process.condemned
 
 
@@ -389,7 +388,7 @@ async def test_extra_inputs_come_behind_the_requests_own_and_are_held() -> None:
         extras = [[stub.large("STATE")], [stub.large("LOST")], [Tensor("READY", FP32, (1,), bytes(4)), stub.large("S")]]
         stub.work.execute(Work.of_slots([request, None, open_], extras))
         number, _, wire = stub.received()
-        assert [slot and [name for name, _, _, _ in slot[7]] for slot in wire] == [
+        assert [slot and [name for name, _, _, _ in slot[4]] for slot in wire] == [
             ["IN", "STATE"],
             ["LOST"],
             ["IN", "READY", "S"],

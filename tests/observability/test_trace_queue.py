@@ -35,7 +35,7 @@ def test_long_ids_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     tracer = Tracer(TraceRules(), queue, spans=False)
     long = "i" * (40 << 20)
     for id_ in long, long, "short":
-        Trace(tracer, "m", 1, "HTTP", 1).end(request(id=id_))
+        request(id=id_, trace=Trace(tracer, "m", 1, "HTTP", 1)).end_trace()
     queue.go_on.set()
     queue.close()
     assert queue.written == [long, "short"]
@@ -61,8 +61,8 @@ def test_not_too_many_traces_are_written_at_a_time() -> None:
     for children in 0, 1, 4:
         root = Trace(tracer, "m", 1, "HTTP", 1)
         for _ in range(children):
-            root.child("n", 1, 1).end(request())
-        root.end(request())
+            request(trace=root.child("n", 1, 1)).end_trace()
+        request(trace=root).end_trace()
     queue.close()
     assert queue.written == [[1, 2], [5]]
 
@@ -73,7 +73,7 @@ def test_the_file_says_how_many_tensors_are_left_out(tmp_path: Path) -> None:
     trace = Trace(tracer, "m", 1, "HTTP", 1)
     # Of strings that are cut nothing is written, so the file is a small one.
     trace.keep(QUEUE_INPUT, [Tensor("IN", BYTES, (1,), bytes(TENSOR_BYTES + 1))] * 64)
-    trace.end(request())
+    request(trace=trace).end_trace()
     file.close()
     first, *others = json.loads((tmp_path / "traces.json").read_text())
     assert first["tensors_left_out"] == 1
@@ -93,8 +93,8 @@ def test_what_waits_for_a_numbered_file_is_written_when_it_is_much(tmp_path: Pat
     tracers = [Tracer(TraceRules(log_frequency=1_000_000), file, spans=False) for _ in range(2)]
     for id_, tracer in ("i" * (40 << 20), tracers[0]), ("short", tracers[1]), ("j" * (40 << 20), tracers[0]):
         assert not list(tmp_path.iterdir())
-        Trace(tracer, "m", 1, "HTTP", 1).end(request(id=id_))
+        request(id=id_, trace=Trace(tracer, "m", 1, "HTTP", 1)).end_trace()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["traces.json.0", "traces.json.1"]
-    Trace(tracers[0], "m", 1, "HTTP", 1).end(request(id="last"))
+    request(id="last", trace=Trace(tracers[0], "m", 1, "HTTP", 1)).end_trace()
     file.finish()
     assert [len(json.loads((tmp_path / f"traces.json.{index}").read_text())) for index in range(3)] == [2, 1, 1]

@@ -14,6 +14,7 @@ from stubserve.response_cache.entry import ENTRY_BYTES, OUTPUT_BYTES, CacheEntry
 from stubserve.response_cache.key import APART_BYTES, SHORT_BYTES, is_quick, key_of
 from stubserve.response_cache.local import LocalStore
 from stubserve.response_cache.serialized import BadEntry, from_bytes, to_bytes
+from tests.inference.models import request as make
 
 FP32, BYTES, INT32 = 11, 13, 8
 
@@ -25,7 +26,7 @@ def key(one: Request) -> bytes:
 
 
 def request(*inputs: Tensor, **more: Any) -> Request:
-    return Request(list(inputs) or [tensor()], lambda *_: None, **more)
+    return make(*inputs or [tensor()], **more)
 
 
 def tensor(name: str = "I", data: bytes = b"abcdefgh", shape: tuple[int, ...] = (2,), datatype: int = FP32) -> Tensor:

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 from stubserve_stub.wire.datatypes import BY_NAME
 
 from stubserve.errors import ServeError
-from stubserve.inference.request import Request, unanswered
+from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.work import Decision, Work
 from stubserve.schedulers.base import Scheduler
+from tests.inference.models import request as make
 
 MS = 1_000_000
 INT32 = BY_NAME["INT32"].number
 
 
 def request(
-    id: object = "", size: int = 1, priority: int = 0, timeout_us: int = 0, optional: int | None = None, width: int = 1
+    id: object = "",
+    size: int = 1,
+    priority: int = 0,
+    timeout_us: int = 0,
+    optional: int | None = None,
+    width: int = 1,
+    **fields: Any,
 ) -> Request:
     """A request with an input IN of shape [size, width], and OPT of shape [size, optional] if that is given."""
     inputs = [Tensor("IN", INT32, [size, width], bytes(4 * size * width))]
     if optional is not None:
         inputs.append(Tensor("OPT", INT32, [size, optional], bytes(4 * size * optional)))
-    return Request(inputs, unanswered, id=str(id), priority=priority, timeout_us=timeout_us, batch_size=size)
+    return make(*inputs, id=str(id), priority=priority, timeout_us=timeout_us, batch_size=size, **fields)
 
 
 def ids(requests: Sequence[Request]) -> list[str]:

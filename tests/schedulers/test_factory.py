@@ -110,8 +110,7 @@ def test_the_hold_variables_of_sequences(monkeypatch, in_slots, backlog, needed)
     )
     scheduler.instance_idle("a")
     for number, sequence in enumerate((7, 7, 7, 8, 9)):
-        one = request(number)
-        one.correlation_id, one.flags = sequence, 1
+        one = request(number, correlation_id=sequence, flags=1)
         scheduler.enqueue(one, 0)
         decision = scheduler.poll(0)
         ran = batches(decision)

@@ -110,8 +110,8 @@ class Owner:
         assert not full
         self.waiting.append(r)
         timeout_us = policy.default_timeout_us
-        if policy.allow_timeout_override and r.timeout_us:
-            timeout_us = min(timeout_us, r.timeout_us)
+        if policy.allow_timeout_override and r.options.timeout_us:
+            timeout_us = min(timeout_us, r.options.timeout_us)
         if timeout_us:
             self.deadlines[r] = self.now_ns + timeout_us * US
 
@@ -149,7 +149,7 @@ class Owner:
     # Books
 
     def level(self, r: Request) -> int:
-        return self.rules.priorities.level_of(r.priority) if self.rules else 0
+        return self.rules.priorities.level_of(r.options.priority) if self.rules else 0
 
     def policy(self, r: Request) -> QueuePolicy:
         return self.rules.priorities.policy_of(self.level(r)) if self.rules else QueuePolicy()

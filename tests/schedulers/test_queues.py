@@ -246,10 +246,9 @@ def test_a_long_timeout_does_not_keep_served_requests_alive(leave):
     push(queue, 0, request("stays, so its deadline is the first"))
     alive: weakref.WeakSet[Payload] = weakref.WeakSet()
     for i in range(1000):
-        r = request(i)
         payload = Payload()
         alive.add(payload)
-        r.parameters = {"payload": payload}
+        r = request(i, parameters={"payload": payload})
         push(queue, 1, r)
         if leave == "remove":
             queue.remove(r)
@@ -262,10 +261,8 @@ def test_a_long_timeout_does_not_keep_served_requests_alive(leave):
     assert len(alive) <= 100
 
 
-def of_client(client: object, id: object) -> Request:
-    r = request(id)
-    r.client = client
-    return r
+def of_client(client: object, id: object, priority: int = 0) -> Request:
+    return request(id, priority=priority, client=client)
 
 
 def test_who_has_most_in_a_full_queue_gives_his_newest():
@@ -300,17 +297,9 @@ def test_who_has_no_client_neither_takes_nor_gives():
 
 def test_levels_are_full_each_for_itself():
     queue = queue_of(QueuePolicy(max_queue_size=2), QueuePolicy(max_queue_size=2))
-    low = [of_client("flood", n) for n in range(2)]
-    for r in low:
-        r.priority = 2
-    push(queue, 0, *low)
-    for n in "ab":
-        r = of_client("flood", n)
-        r.priority = 1
-        push(queue, 0, r)
-    newcomer = of_client("quiet", "q")
-    newcomer.priority = 2
-    push(queue, 0, newcomer)
+    push(queue, 0, *(of_client("flood", n, 2) for n in range(2)))
+    push(queue, 0, *(of_client("flood", n, 1) for n in "ab"))
+    push(queue, 0, of_client("quiet", "q", 2))
     assert ids(list(queue)) == ["a", "b", "0", "q"]
 
 

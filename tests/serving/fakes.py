@@ -11,14 +11,15 @@ from stubserve.errors import ServeError
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.work import Decision, Work
+from stubserve.instances.death import RestartPolicy
 from stubserve.instances.instance import Instance, InstanceOwner
-from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.stub import Stub
 from stubserve.memory.blocks import Block
 from stubserve.model_config.complete import InstanceSpec
 from stubserve.model_config.parse import parse_text
 from stubserve.schedulers.base import Scheduler
 from stubserve.serving.instance_model import InstanceModel
+from tests.inference.models import request as make
 
 
 class Clock:
@@ -37,10 +38,8 @@ class Reader:
     def __init__(self) -> None:
         self.got: list[tuple[str, Response]] = []
 
-    def request(self, id: str, *inputs: Tensor) -> Request:
-        made = Request(list(inputs), self._on_response, id)
-        made.admitted = True
-        return made
+    def request(self, id: str, *inputs: Tensor, **fields: Any) -> Request:
+        return make(*inputs, id=id, on_response=self._on_response, admitted=True, **fields)
 
     def _on_response(self, request: Request, response: Response) -> None:
         self.got.append((request.id, response))

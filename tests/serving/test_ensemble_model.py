@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import text_format
+from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.errors import Code, ServeError, internal, not_found
 from stubserve.inference.request import Request, Response
@@ -160,8 +161,7 @@ class Pipe:
 
     def submit(self, id: str = "r", outputs: list[str] | None = None, **shapes: Sequence[int]) -> Request:
         tensors = [self.memory.tensor(name, shape) for name, shape in (shapes or {"IN": (1,)}).items()]
-        request = self.reader.request(id, *tensors)
-        request.requested_outputs = outputs
+        request = self.reader.request(id, *tensors, requested_outputs=outputs)
         self.model.enqueue(request)
         self.model.poll()
         return request
@@ -237,20 +237,16 @@ async def test_what_a_step_passes_on_belongs_to_the_next() -> None:
 async def test_steps_see_what_the_caller_said() -> None:
     pipe, first, second = chain()
     tensor = pipe.tensor("IN")
-    request = pipe.reader.request("mine", tensor)
-    request.correlation_id, request.flags, request.priority, request.timeout_us = 7, 3, 2, 9
-    request.parameters = {"a": 1}
+    options = RequestOptions(7, 3, 2, 9, {"a": 1})
+    request = pipe.reader.request("mine", tensor, **options._asdict())
     pipe.model.enqueue(request)
     pipe.model.poll()
     (seen,) = first.requests
-    assert (seen.id, seen.correlation_id, seen.flags, seen.priority, seen.timeout_us) == ("mine", 7, 3, 2, 9)
-    assert seen.parameters == {"a": 1}
+    assert (seen.id, seen.options) == ("mine", options)
     assert seen.requested_outputs == ["OUT"]
-    # Whatever the first one's scheduler has made of the sequence
-    seen.sequence = (99, 0)
     first.answer(pipe.tensor("OUT"))
     (seen,) = second.requests
-    assert (seen.correlation_id, seen.flags, seen.sequence) == (7, 3, None)
+    assert seen.options == options
 
 
 @on_a_loop

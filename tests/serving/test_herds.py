@@ -64,7 +64,8 @@ class Herd:
     def ask(self, key: int, client: str | None = None, reaction: Any = None) -> bool:
         self.live_blocks += 1
         block = Block(0, 4, memoryview(bytearray(b"%04d" % key)), self._release)
-        request = Request([Tensor("I", FP32, (1,), None, block.whole())], partial(self._on_response, reaction))
+        tensor = Tensor("I", FP32, (1,), None, block.whole())
+        request = Request([tensor], on_response=partial(self._on_response, reaction))
         request.admitted, request.client = True, client
         try:
             self.served.model.submit(request)

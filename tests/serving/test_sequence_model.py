@@ -36,9 +36,7 @@ class ServedSequences(Served):
         self.model = SequenceModel("m", 1, self.config, scheduler, self.clock)
 
     def step(self, id: str, sequence: int, flags: int = 0) -> Request:
-        request = self.reader.request(id)
-        request.correlation_id = sequence
-        request.flags = flags
+        request = self.reader.request(id, correlation_id=sequence, flags=flags)
         self.model.submit(request)
         return request
 
@@ -188,6 +186,6 @@ def test_a_refusal_is_not_counted() -> None:
 
 
 def test_work_says_how_much_of_it_is_empty() -> None:
-    request = Request([], lambda request, response: None)
+    request = Request([])
     assert Work([request]).empty == 0
     assert Work.of_slots([None, request, None]).empty == 2

@@ -33,6 +33,7 @@ from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import Grant, Ledger
 from stubserve_stub.wire.layout import RING_BYTES
+from stubserve_stub.wire.options import NO_OPTIONS, RequestOptions
 from stubserve_stub.wire.ring import RingReader, RingWriter
 from stubserve_stub.wire.stub_arena import StubArena
 
@@ -65,16 +66,16 @@ def check_recorded():
         assert got == expected, (expression, got, expected)
 
 
-def received(id, correlation_id, flags, parameters, tensor):
+def received(id, options, tensor):
     request = object.__new__(InferenceRequest)
-    request._set(id, correlation_id, flags, 0, parameters, None, ["OUT"], [tensor], None, None)
+    request._set(id, options, None, ["OUT"], [tensor], None, None)
     return request
 
 
 def check_stacking():
     memory = bytearray(32768)
     requests = [
-        received("", 0, 0, None, Tensor._received("X", 11, [1, 4096], None, memoryview(memory)[at : at + 16384]))
+        received("", NO_OPTIONS, Tensor._received("X", 11, [1, 4096], None, memoryview(memory)[at : at + 16384]))
         for at in (0, 16384)
     ]
     batch = pb_utils.stack(requests, "X")
@@ -87,7 +88,7 @@ def check_stacking():
 
 def check_request():
     tensor = Tensor._received("IN", 11, (1, 2), struct.pack("<2f", 1, 2), None)
-    request = received("r", 5, 1, {"a": 1.5}, tensor)
+    request = received("r", RequestOptions(5, 1, 0, 0, {"a": 1.5}), tensor)
     array = pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()
     array *= 2
     assert array.tolist() == [[2.0, 4.0]]

@@ -73,7 +73,7 @@ def cost_us(models: int, instances: int, limited: bool, batching: bool) -> float
         for instance in own:
             dispatcher.join(instance)
         dispatchers.append(dispatcher)
-    requests = [Request([], _unread) for _ in range(REQUESTS)]
+    requests = [Request([], on_response=_unread) for _ in range(REQUESTS)]
     # As many wait as instances may run, so that there is always somebody in line.
     most = max(1, models * instances // 2)
     begin = time.perf_counter()

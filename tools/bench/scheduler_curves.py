@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stubserve_stub.wire.datatypes import BY_NAME
+from stubserve_stub.wire.options import RequestOptions
 
-from stubserve.inference.request import SEQUENCE_START, Request, unanswered
+from stubserve.inference.request import SEQUENCE_START, Request
 from stubserve.inference.tensor import Tensor
 from stubserve.model_config.complete import normalise
 from stubserve.model_config.parse import parse_text
@@ -138,7 +139,7 @@ class Owner:
 
 def made(sequence: int, flags: int = 0) -> Request:
     tensor = Tensor("IN", BY_NAME["INT32"].number, [1, 1], bytes(4))
-    return Request([tensor], unanswered, correlation_id=sequence, flags=flags)
+    return Request([tensor], options=RequestOptions(sequence, flags))
 
 
 def measure(point: Point) -> float:

@@ -6,9 +6,9 @@ import re
 from types import SimpleNamespace
 from typing import Any, cast
 
-from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.long_work import finish
+from stubserve.inference.served_model import InstanceFacts
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED

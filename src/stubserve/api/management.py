@@ -8,13 +8,12 @@ from stubserve.api.access import Access
 from stubserve.api.inference_server import InferenceServer
 from stubserve.errors import ServeError, invalid, unavailable, unsupported
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.version import parse_version
 from stubserve.loading.control import ModelControl
 from stubserve.memory import client_regions
 from stubserve.memory.client_regions import ClientRegions
 from stubserve.observability.logs import LogSettings
 from stubserve.observability.tracing import Tracing
-from stubserve.repository.registry import Registry
+from stubserve.repository.registry import Registry, parse_version
 
 SYSTEM_SHARED_MEMORY, CUDA_SHARED_MEMORY = "system_shared_memory", "cuda_shared_memory"
 # In upstream's order; clients look features up here.

@@ -53,6 +53,12 @@ class ReplyFormat(NamedTuple):
     empty_final: bool = False
 
 
+def regions_of(in_regions: bool, slots: dict[str, Slot] | None) -> dict[str, RegionPlace] | None:
+    """`Request.regions` of a request that wants its outputs so; `in_regions` says that inputs lie in such memory."""
+    regions = {name: slot.region for name, slot in (slots or {}).items() if slot.region is not None}
+    return regions if regions or in_regions else None
+
+
 class Regions(Protocol):
     """Clients' shared memory, for those who read requests."""
 

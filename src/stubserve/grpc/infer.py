@@ -78,9 +78,9 @@ class GrpcInferCall(Call):
         server = self._server
         request, self.reply_format = decode(data, self.envelope, signature, server.store, block, offset, server.regions)
         self.envelope.forget_description()
-        request.request_start_ns = start_ns
         if forwarded:
-            request.parameters = {**(request.parameters or {}), **forwarded}
+            request = request.with_parameters(forwarded)
+        request.request_start_ns = start_ns
         if len(data) > FREE_BYTES:
             self.share()
         self.begin(request, len(data) > LARGE_BYTES and signature.has_strings, at_once)

@@ -20,13 +20,14 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 from stubserve_stub.wire.datatypes import BY_NAME
+from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.api.placement import SMALL_BYTES, BodyPlacer, Regions, ReplyFormat, Store
 from stubserve.errors import ServeError
 from stubserve.grpc.infer_message import decode_message, read_outputs, read_parameters
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.wire import LENGTH, Malformed, TooLong, TooManyParts, read_tag, read_varint, skip
-from stubserve.inference.request import Request, unanswered
+from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.blocks import Block
@@ -230,10 +231,14 @@ def _read(
                 inputs.append(placer.slice(known[0], known[1], shape, first, last - first))
     except (IndexError, Malformed):
         return None
-    request = Request(inputs, unanswered, envelope.id)
     if not envelope.others:
-        return request, _ALL
-    return _read_others(request, envelope.others, signature)
+        return Request(inputs, envelope.id), _ALL
+    asked = _read_others(envelope.others, signature)
+    if asked is None:
+        return None
+    options, reply_format = asked
+    slots = reply_format.slots
+    return Request(inputs, envelope.id, options, None if slots is None else list(slots)), reply_format
 
 
 def _read_front(front: bytes) -> tuple[str, int] | None:
@@ -263,36 +268,25 @@ def _varints(data: bytes) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _read_others(request: Request, others: bytes, signature: Signature) -> tuple[Request, ReplyFormat] | None:
-    """Puts into a request what parameters and outputs ask for; None where there is something wrong with them."""
-    known: dict[bytes, tuple[Request, ReplyFormat]] = signature.memo.setdefault("grpc-others", {})
+def _read_others(others: bytes, signature: Signature) -> tuple[RequestOptions, ReplyFormat] | None:
+    """What parameters and outputs ask for; None where there is something wrong with them."""
+    known: dict[bytes, tuple[RequestOptions, ReplyFormat]] = signature.memo.setdefault("grpc-others", {})
     found = known.get(others)
     if found is None:
         try:
             message = service_pb2.ModelInferRequest.FromString(others)
-            model = Request([], unanswered)
-            empty_final = read_parameters(model, message.parameters)
+            options, empty_final = read_parameters(message.parameters)
             if any("shared_memory_region" in item.parameters for item in message.outputs):
                 return None  # regions come and go: what is remembered must not know any
             slots = read_outputs(message.outputs, None)
         except (DecodeError, ServeError):
             return None
-        if slots is not None:
-            if len(slots) != len(message.outputs):
-                return None
-            model.requested_outputs = list(slots)
-        found = model, ReplyFormat(slots, True, empty_final)
+        if slots is not None and len(slots) != len(message.outputs):
+            return None
+        found = options, ReplyFormat(slots, True, empty_final)
         if len(others) <= _FORM_BYTES:
             _remember(known, others, found)
-    model, reply_format = found
-    request.requested_outputs = model.requested_outputs
-    if model.parameters is not None:
-        request.parameters = model.parameters.copy()
-    request.correlation_id = model.correlation_id
-    request.flags = model.flags
-    request.priority = model.priority
-    request.timeout_us = model.timeout_us
-    return request, reply_format
+    return found
 
 
 def _remember(known: dict[bytes, Form], key: bytes, form: Form) -> None:

@@ -10,15 +10,18 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 from stubserve_stub.wire.datatypes import BY_NAME, DataType
+from stubserve_stub.wire.options import RequestOptions
 
-from stubserve.api.placement import IN_REGION, BodyPlacer, ReplyFormat, Slot
+from stubserve.api.placement import IN_REGION, BodyPlacer, ReplyFormat, Slot, regions_of
+from stubserve.api.request_options import RESERVED
 from stubserve.errors import ServeError, invalid
 from stubserve.grpc import contents
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.wire import Malformed, TooManyParts
 from stubserve.inference.admission import duplicate_input, duplicate_output
-from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
+from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
+from stubserve.inference.tensor import Tensor
 
 # Of one tensor; numpy's arrays have no more than 64.
 MAX_DIMS = 1024
@@ -41,28 +44,25 @@ def decode_message(
         message = service_pb2.ModelInferRequest.FromString(description)
     except DecodeError:
         raise Malformed from None
-    request = Request([], unanswered, id)
-    empty_final = read_parameters(request, message.parameters)
+    options, empty_final = read_parameters(message.parameters)
     for items, refusal in ((message.inputs, duplicate_input), (message.outputs, duplicate_output)):
         names = set()
         for item in items:
             if item.name in names:
-                raise refusal(request, item.name)
+                raise refusal(id, item.name)
             names.add(item.name)
-    _read_inputs(request, message.inputs, raw, signature, placer)
+    inputs, in_regions = _read_inputs(message.inputs, raw, signature, placer)
     slots = read_outputs(message.outputs, placer)
-    if slots is not None:
-        request.requested_outputs = list(slots)
-        regions = {name: slot.region for name, slot in slots.items() if slot.region is not None}
-        if regions:
-            request.regions = {**(request.regions or {}), **regions}
-    return request, ReplyFormat(slots, True, empty_final)
+    outputs = None if slots is None else list(slots)
+    return Request(inputs, id, options, outputs, regions_of(in_regions, slots)), ReplyFormat(slots, True, empty_final)
 
 
 def _read_inputs(
-    request: Request, inputs: Any, raw: list[tuple[int, int]], signature: Signature, placer: BodyPlacer
-) -> None:
-    """Puts the inputs into the request."""
+    inputs: Any, raw: list[tuple[int, int]], signature: Signature, placer: BodyPlacer
+) -> tuple[list[Tensor], bool]:
+    """The inputs, and whether any lies in shared memory of its client."""
+    tensors: list[Tensor] = []
+    in_regions = False
     left = iter(raw)
     for item in inputs:
         if len(item.shape) > MAX_DIMS:
@@ -77,9 +77,8 @@ def _read_inputs(
                     f"unexpected 'content' provided when using shared memory for input tensor '{item.name}' "
                     f"for model '{signature.model}'"
                 )
-            request.inputs.append(placer.in_region(item.name, datatype, shape, *region))
-            if request.regions is None:
-                request.regions = {}
+            tensors.append(placer.in_region(item.name, datatype, shape, *region))
+            in_regions = True
             continue
         if given:
             if raw:
@@ -88,46 +87,28 @@ def _read_inputs(
                     f"'{item.name}' for model '{signature.model}'"
                 )
             data = contents.read(item.contents, item.name, datatype, signature.model)
-            request.inputs.append(placer.put(item.name, datatype, shape, data))
+            tensors.append(placer.put(item.name, datatype, shape, data))
             continue
         start, end = next(left, (-1, -1))
         if start < 0:
             raise invalid(
                 f"unable to find data for input tensor '{item.name}' for model '{signature.model}' in request."
             )
-        request.inputs.append(placer.slice(item.name, datatype, shape, start, end - start))
+        tensors.append(placer.slice(item.name, datatype, shape, start, end - start))
+    return tensors, in_regions
 
 
-def read_parameters(request: Request, parameters: Any) -> bool:
-    """Puts a request's parameters where they belong; whether a stream wants an empty final response.
-
-    Raises ServeError.
-    """
+def read_parameters(parameters: Any) -> tuple[RequestOptions, bool]:
+    """The options that parameters are, and whether a stream wants an empty final response. Raises ServeError."""
     empty_final = False
+    options: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for key, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
-        if key == "sequence_id":
-            if choice not in ("int64_param", "string_param"):
-                raise _wrong_type(key, "int64_param or string_param.")
-            value = getattr(parameter, choice)
-            request.correlation_id = value if choice == "string_param" else value & _UINT64
-        elif key == "sequence_start":
-            request.flags |= SEQUENCE_START if _bool(key, parameter, choice) else 0
-        elif key == "sequence_end":
-            request.flags |= SEQUENCE_END if _bool(key, parameter, choice) else 0
-        elif key == "priority":
-            if choice not in ("int64_param", "uint64_param"):
-                raise _wrong_type(key, "int64_param or uint64_param.")
-            request.priority = getattr(parameter, choice)
-            if request.priority < 0:
-                raise invalid("invalid value for 'priority', expected value >= 0.")
-        elif key == "timeout":
-            if choice != "int64_param":
-                raise _wrong_type(key, "int64_param.")
-            request.timeout_us = parameter.int64_param & _UINT64
+        if key in RESERVED:
+            RESERVED[key].put(options, _value(key, parameter, RESERVED[key].types))
         elif key == _EMPTY_FINAL:
-            empty_final = _bool(key, parameter, choice)
+            empty_final = _value(key, parameter, ("bool_param",))
         elif key.startswith("triton_"):
             raise invalid(
                 "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
@@ -137,14 +118,20 @@ def read_parameters(request: Request, parameters: Any) -> bool:
             others[key] = getattr(parameter, choice)
         else:
             raise _wrong_type(key, "int64_param, bool_param, or string_param.")
-    request.parameters = others or None
-    return empty_final
+    return RequestOptions(**options, parameters=others or None), empty_final
 
 
-def _bool(key: str, parameter: Any, choice: str | None) -> bool:
-    if choice != "bool_param":
-        raise _wrong_type(key, "bool_param.")
-    return bool(parameter.bool_param)
+def _value(key: str, parameter: Any, types: tuple[str, ...]) -> Any:
+    """The value of a parameter of one of these types. Raises ServeError."""
+    choice = parameter.WhichOneof("parameter_choice")
+    if choice not in types:
+        raise _wrong_type(key, f"{' or '.join(types)}.")
+    value = getattr(parameter, choice)
+    if choice != "int64_param":
+        return value
+    if value < 0 and "uint64_param" in types:
+        raise invalid(f"invalid value for '{key}', expected value >= 0.")
+    return value & _UINT64
 
 
 def _wrong_type(key: str, expected: str) -> ServeError:

@@ -9,14 +9,16 @@ from math import prod
 from typing import Any
 
 from stubserve_stub.wire.datatypes import BY_NUMBER
+from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.api.placement import Placer
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.http.json import data as json_data
 from stubserve.http.json.values import UNSET, as_string, find, is_int, parse_json, repeated_names
 from stubserve.inference.admission import duplicate_input
-from stubserve.inference.request import Request, unanswered
+from stubserve.inference.request import Request
 from stubserve.inference.signature import Accepts, TensorSignature
+from stubserve.inference.tensor import Tensor
 
 NESTED = "parameters"
 
@@ -26,16 +28,15 @@ def decode_generate(body: bytes, signature: Accepts, placer: Placer) -> Request:
     document = parse_json(body)
     if not isinstance(document, dict):
         raise internal("attempt to get members for non-object")
-    request = Request([], unanswered)
     id = find(document, "id")
-    if id is not UNSET:
-        request.id = as_string(id, "id")
+    id = "" if id is UNSET else as_string(id, "id")
+    inputs: list[Tensor] = []
     parameters: dict[str, Any] = {}
     try:
-        _refuse_repeated(document, request, signature)
+        _refuse_repeated(document, id, signature)
         for name in document:
             if name != NESTED:
-                _take(request, parameters, name, document, signature, placer)
+                _take(id, inputs, parameters, name, document, signature, placer)
                 continue
             if NESTED in signature.inputs:
                 raise invalid(f"Keyword '{NESTED}' for nested schema also given as input tensor name")
@@ -45,27 +46,27 @@ def decode_generate(body: bytes, signature: Accepts, placer: Placer) -> Request:
                     f"Expected JSON object for keyword: '{NESTED}': attempt to access JSON non-object as object"
                 )
             try:
-                _refuse_repeated(value, request, signature)
+                _refuse_repeated(value, id, signature)
                 for inner in value:
-                    _take(request, parameters, inner, value, signature, placer)
+                    _take(id, inputs, parameters, inner, value, signature, placer)
             except ServeError as error:
                 raise ServeError(error.code, f"Converting keyword: '{NESTED}': {error.message}") from None
     except BaseException:
         placer.undo()
         raise
-    request.parameters = parameters or None
-    return request
+    return Request(inputs, id, RequestOptions(parameters=parameters or None))
 
 
-def _refuse_repeated(document: dict[str, Any], request: Request, signature: Accepts) -> None:
+def _refuse_repeated(document: dict[str, Any], id: str, signature: Accepts) -> None:
     """An input may come once; of parameters with one name the first counts."""
     for name in sorted(repeated_names(document)):
         if name in signature.inputs:
-            raise duplicate_input(request, name)
+            raise duplicate_input(id, name)
 
 
 def _take(
-    request: Request,
+    id: str,
+    inputs: list[Tensor],
     parameters: dict[str, Any],
     name: str,
     members: dict[str, Any],
@@ -76,27 +77,27 @@ def _take(
     value = members[name]
     known = signature.inputs.get(name)
     if known is not None:
-        if request.inputs and any(tensor.name == name for tensor in request.inputs):
-            raise duplicate_input(request, name)
+        if inputs and any(tensor.name == name for tensor in inputs):
+            raise duplicate_input(id, name)
         elements = value if isinstance(value, list) else [value]
         shape = _rows(known, elements, signature) or _shape(known, len(elements), signature)
         data = json_data.read(name, known.datatype, elements, prod(shape))
         tensor = placer.put(name, known.datatype, shape, data)
         if known.is_bytes and value is not elements:
             tensor.strings = 1
-        request.inputs.append(tensor)
+        inputs.append(tensor)
     elif isinstance(value, str | bool) or is_int(value):
         parameters[name] = value
     elif isinstance(value, int | float):
         parameters[name] = float(value)
     else:
         text = f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
-        given = {*members, *(tensor.name for tensor in request.inputs)}
+        given = {*members, *(tensor.name for tensor in inputs)}
         if all(one.optional or one.name in given for one in signature.inputs.values()):
             raise invalid(text)
         # An input is missing, so this may be one by a wrong name.
-        inputs = (f"'{one.name}' ({BY_NUMBER[one.datatype].name})" for one in signature.inputs.values())
-        raise invalid(f"{text} The inputs of model '{signature.model}' are {', '.join(inputs)}.")
+        known_ones = (f"'{one.name}' ({BY_NUMBER[one.datatype].name})" for one in signature.inputs.values())
+        raise invalid(f"{text} The inputs of model '{signature.model}' are {', '.join(known_ones)}.")
 
 
 def _rows(known: TensorSignature, elements: list[Any], signature: Accepts) -> tuple[int, ...] | None:

@@ -100,12 +100,12 @@ class HttpInferCall(Call):
             request, self.reply_format = decode(
                 body, json_length, signature, block, offset, server.store, server.max_input_size, server.regions
             )
-            request.request_start_ns = self._start_ns
             if server.http_forwarding is not None:
-                self._forward_headers(request, server.http_forwarding)
+                request = self._forward_headers(request, server.http_forwarding)
         except BaseException:
             self._let_go()
             raise
+        request.request_start_ns = self._start_ns
         self.begin(request, at_once=at_once)
 
     def trace_context(self) -> str | None:
@@ -144,7 +144,6 @@ class HttpInferCall(Call):
             request, self.reply_format = decode(
                 body, json_length, signature, block, offset, server.store, server.max_input_size, server.regions
             )
-        request.request_start_ns = self._start_ns
         try:
             if self._head.infer is not None:
                 self.model = server.find_model(*self._head.infer)  # it may have been loaded anew meanwhile
@@ -152,14 +151,15 @@ class HttpInferCall(Call):
             drop_blocks(request.inputs)
             raise
         if server.http_forwarding is not None:
-            self._forward_headers(request, server.http_forwarding)
+            request = self._forward_headers(request, server.http_forwarding)
+        request.request_start_ns = self._start_ns
         return request
 
-    def _forward_headers(self, request: Request, forwarding: HeaderForwarding) -> None:
-        """Makes parameters of headers. Raises ServeError, and then nothing is held."""
+    def _forward_headers(self, request: Request, forwarding: HeaderForwarding) -> Request:
+        """The request with parameters that are made of headers. Raises ServeError, and then nothing is held."""
         headers = [(name.decode("latin-1"), value) for name, value in self._head.headers]
         try:
-            request.parameters = {**(request.parameters or {}), **forwarding.parameters(headers)}
+            return request.with_parameters(forwarding.parameters(headers))
         except BaseException:
             drop_blocks(request.inputs)
             raise

@@ -21,14 +21,16 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 from stubserve_stub.wire.datatypes import BY_NAME, BYTES
+from stubserve_stub.wire.options import NO_OPTIONS, RequestOptions
 
 from stubserve.api.placement import SMALL_BYTES, BodyPlacer, ReplyFormat, Slot
+from stubserve.api.request_options import RESERVED
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.http import infer_structs
 from stubserve.http.infer_structs import InferDocument, Input
 from stubserve.http.json import data as json_data
 from stubserve.http.json.values import ESCAPED_COLON, as_bool, as_string, as_uint, is_int, is_uint
-from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, unanswered
+from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 
@@ -73,24 +75,20 @@ def read(
         inputs.append(tensor)
     if at != size:
         return None
-    request = Request(inputs, unanswered)
-    id = document.id
-    if id is not UNSET:
-        request.id = id.partition("\0")[0] if "\0" in id else id
-    binary = False
+    id = "" if document.id is UNSET else document.id.partition("\0")[0]
+    options, binary = NO_OPTIONS, False
     if document.parameters is not UNSET:
         try:
-            binary = read_parameters(request, document.parameters)
+            options, binary = read_parameters(document.parameters)
         except ServeError:
             return None
     if document.outputs is UNSET:
-        return request, _ALL_BINARY if binary else _ALL_JSON
+        return Request(inputs, id, options), _ALL_BINARY if binary else _ALL_JSON
     reply_format = _reply_format(document, binary, signature)
-    if reply_format.slots is not None:
-        request.requested_outputs = list(reply_format.slots)
-        if len(reply_format.slots) != len(document.outputs):
-            return None
-    return request, reply_format
+    slots = reply_format.slots
+    if slots is not None and len(slots) != len(document.outputs):
+        return None
+    return Request(inputs, id, options, None if slots is None else list(slots)), reply_format
 
 
 def _json_tensor(item: Input, placer: BodyPlacer, max_input_size: int) -> Tensor | None:
@@ -142,27 +140,20 @@ def _reply_format(document: InferDocument, binary: bool, signature: Signature) -
     return found
 
 
-def read_parameters(request: Request, parameters: Any) -> bool:
-    """Puts the request's parameters where they belong; returns whether outputs are binary unless said otherwise."""
+def read_parameters(parameters: Any) -> tuple[RequestOptions, bool]:
+    """The options that parameters are, and whether outputs are binary unless said otherwise. Raises ServeError."""
     if not isinstance(parameters, dict):
         raise internal("failed to get request params.: attempt to get members for non-object")
     if len(parameters) > MAX_PARAMETERS:
         raise invalid(f"request has {len(parameters)} parameters; it may have {MAX_PARAMETERS}")
     binary = False
+    options: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for key, value in parameters.items():
         if key == "binary_data_output":
             binary = value if type(value) is bool else as_bool(value, key)
-        elif key == "sequence_id":
-            request.correlation_id = value if is_uint(value) else as_string(value, key)
-        elif key == "sequence_start":
-            request.flags |= SEQUENCE_START if as_bool(value, key) else 0
-        elif key == "sequence_end":
-            request.flags |= SEQUENCE_END if as_bool(value, key) else 0
-        elif key == "priority":
-            request.priority = as_uint(value, key)
-        elif key == "timeout":
-            request.timeout_us = as_uint(value, key)
+        elif key in RESERVED:
+            RESERVED[key].put(options, _value(key, value, RESERVED[key].types))
         elif key.startswith("triton_"):
             raise invalid(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
@@ -174,8 +165,16 @@ def read_parameters(request: Request, parameters: Any) -> bool:
             others[key] = float(value)
         else:
             raise invalid(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
-    request.parameters = others or None
-    return binary
+    return RequestOptions(**options, parameters=others or None), binary
+
+
+def _value(key: str, value: Any, types: tuple[str, ...]) -> Any:
+    """The value of a parameter of one of these types. Raises ServeError."""
+    if "bool_param" in types:
+        return as_bool(value, key)
+    if "string_param" not in types:
+        return as_uint(value, key)
+    return value if "int64_param" in types and is_uint(value) else as_string(value, key)
 
 
 def _document(text: bytes, most: int) -> InferDocument | None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, DataType
+from stubserve_stub.wire.options import NO_OPTIONS
 
-from stubserve.api.placement import IN_REGION, Placer, ReplyFormat, Slot
+from stubserve.api.placement import IN_REGION, Placer, ReplyFormat, Slot, regions_of
 from stubserve.errors import ServeError, invalid
 from stubserve.http.body import too_large
 from stubserve.http.infer_document import read_parameters
 from stubserve.http.json import data as json_data
 from stubserve.http.json.values import UNSET, as_array, as_bool, as_string, as_uint, find, parse_json
 from stubserve.inference.admission import duplicate_input, duplicate_output
-from stubserve.inference.request import Request, unanswered
+from stubserve.inference.request import Request
 from stubserve.inference.signature import Accepts
+from stubserve.inference.tensor import Tensor
 
 _MAX_ELEMENTS = (1 << 63) - 1
 _MAX_BYTES = (1 << 64) - 1
@@ -29,13 +31,13 @@ _INVALID = DataType(0, "<invalid>", "", 0, None)
 def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_size: int) -> tuple[Request, ReplyFormat]:
     """The request that a JSON header and what lies behind it describe. Raises ServeError."""
     document = parse_json(header)
-    request = Request([], unanswered)
     id = find(document, "id")
-    if id is not UNSET:
-        # Upstream's strings end at a NUL.
-        request.id = as_string(id, "id").partition("\0")[0]
+    # Upstream's strings end at a NUL.
+    id = "" if id is UNSET else as_string(id, "id").partition("\0")[0]
     parameters = find(document, "parameters")
-    default_binary = parameters is not UNSET and read_parameters(request, parameters)
+    options, default_binary = (NO_OPTIONS, False) if parameters is UNSET else read_parameters(parameters)
+    inputs: list[Tensor] = []
+    in_regions = False
     at = len(header)
     names = set()
     for item in as_array(find(document, "inputs"), "inputs"):
@@ -50,7 +52,7 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
                 f"invalid shape for input '{name}': shape {_dims(shape)} contains one or more invalid dimensions"
             )
         if name in names:
-            raise duplicate_input(request, name)
+            raise duplicate_input(id, name)
         names.add(name)
         nbytes = find(parameters, "binary_data_size")
         if nbytes is not UNSET:
@@ -60,24 +62,21 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
                     f"unexpected size for input '{name}', expecting {nbytes - (placer.size - at)} additional bytes "
                     f"for model '{signature.model}'"
                 )
-            request.inputs.append(placer.slice(name, datatype, shape, at, nbytes))
+            inputs.append(placer.slice(name, datatype, shape, at, nbytes))
             at += nbytes
         else:
             region = _region(parameters)
             if region is not None:
-                request.inputs.append(placer.in_region(name, datatype, shape, *region))
-                if request.regions is None:
-                    request.regions = {}
+                inputs.append(placer.in_region(name, datatype, shape, *region))
+                in_regions = True
                 continue
             data = _json_tensor(name, named, datatype, shape, item["data"], max_input_size)
-            request.inputs.append(placer.put(name, datatype, shape, data))
+            inputs.append(placer.put(name, datatype, shape, data))
     if at != placer.size:
         raise invalid(f"unexpected additional input data for model '{signature.model}'")
-    slots = _read_outputs(request, find(document, "outputs"), placer)
-    if slots is not None:
-        request.requested_outputs = list(slots)
-        note_regions(request, slots)
-    return request, ReplyFormat(slots, default_binary)
+    slots = _read_outputs(id, find(document, "outputs"), placer)
+    outputs = None if slots is None else list(slots)
+    return Request(inputs, id, options, outputs, regions_of(in_regions, slots)), ReplyFormat(slots, default_binary)
 
 
 def _check_content_fields(item: Any, parameters: Any) -> None:
@@ -104,13 +103,6 @@ def _region(parameters: Any) -> tuple[str, int, int] | None:
         0 if offset is UNSET else as_uint(offset, "shared_memory_offset"),
         0 if nbytes is UNSET else as_uint(nbytes, "shared_memory_byte_size"),
     )
-
-
-def note_regions(request: Request, slots: dict[str, Slot]) -> None:
-    """Tells a request which of its outputs go into its client's shared memory."""
-    regions = {name: slot.region for name, slot in slots.items() if slot.region is not None}
-    if regions:
-        request.regions = {**(request.regions or {}), **regions}
 
 
 def _json_tensor(name: str, named: str, datatype: int, shape: tuple[int, ...], data: Any, max_input_size: int) -> bytes:
@@ -151,7 +143,7 @@ def _no_datatype(name: str, named: str) -> ServeError:
     )
 
 
-def _read_outputs(request: Request, outputs: Any, placer: Placer) -> dict[str, Slot] | None:
+def _read_outputs(id: str, outputs: Any, placer: Placer) -> dict[str, Slot] | None:
     """The requested outputs, None for all."""
     if outputs is UNSET:
         return None
@@ -167,7 +159,7 @@ def _read_outputs(request: Request, outputs: Any, placer: Placer) -> dict[str, S
                 raise invalid("Output can't set both 'shared_memory_region' and 'binary_data'")
         name = as_string(find(item, "name"), "name")
         if name in slots:
-            raise duplicate_output(request, name)
+            raise duplicate_output(id, name)
         classes = 0 if classification is UNSET else as_uint(classification, "classification", "set")
         region = _region(parameters)
         as_binary = binary is not UNSET and as_bool(binary, "binary_data")

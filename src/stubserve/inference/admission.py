@@ -21,9 +21,9 @@ from math import prod
 from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
-from stubserve.errors import Code, ServeError, invalid
+from stubserve.errors import ServeError, invalid
 from stubserve.inference.long_work import LongWork
-from stubserve.inference.request import Request, Response
+from stubserve.inference.request import Request, Response, refusal
 from stubserve.inference.signature import Signature, TensorSignature
 from stubserve.inference.string_elements import StringWalk, check_strings, holds_strings, walk_quickly
 from stubserve.inference.tensor import Tensor
@@ -72,7 +72,7 @@ def _is_plain(request: Request, signature: Signature) -> bool:
     known_inputs = signature.inputs
     if not signature.required_inputs <= len(inputs) <= len(known_inputs):
         return False
-    if request.correlation_id and signature.correlation_control is not None:
+    if signature.correlation_control is not None and request.options.correlation_id:
         return False
     if request.requested_outputs is not None:
         for name in request.requested_outputs:
@@ -108,20 +108,20 @@ def _is_plain(request: Request, signature: Signature) -> bool:
     return True
 
 
-def duplicate_input(request: Request, name: str) -> ServeError:
+def duplicate_input(id: str, name: str) -> ServeError:
     """The refusal of a second input of the same name. Protocols meet it before they read that input's data."""
-    return request.refuse(Code.INVALID_ARG, f"input '{name}' already exists in request")
+    return refusal(id, f"input '{name}' already exists in request")
 
 
-def duplicate_output(request: Request, name: str) -> ServeError:
+def duplicate_output(id: str, name: str) -> ServeError:
     """The refusal of an output that is asked for twice. Protocols meet it where they read what is asked for."""
-    return request.refuse(Code.INVALID_ARG, f"output '{name}' already exists in request")
+    return refusal(id, f"output '{name}' already exists in request")
 
 
-def size_mismatch(request: Request, name: str, signature: Signature, expected: int, got: int) -> ServeError:
+def size_mismatch(id: str, name: str, signature: Signature, expected: int, got: int) -> ServeError:
     """The refusal of a tensor whose bytes do not fill its shape."""
-    return request.refuse(
-        Code.INVALID_ARG,
+    return refusal(
+        id,
         f"input byte size mismatch for input '{name}' for model '{signature.model}'. Expected {expected}, got {got}",
     )
 
@@ -155,7 +155,7 @@ def _check_duplicates(request: Request) -> None:
     seen = set()
     for tensor in request.inputs:
         if tensor.name in seen:
-            raise duplicate_input(request, tensor.name)
+            raise duplicate_input(request.id, tensor.name)
         seen.add(tensor.name)
 
 
@@ -174,7 +174,6 @@ def _wrong_count(request: Request, signature: Signature) -> ServeError:
         wanted = f"expected number of inputs between {signature.required_inputs} and {len(signature.inputs)}"
     # Upstream drops the last character of the list to lose a comma, and loses the bracket when nothing is missing.
     return request.refuse(
-        Code.INVALID_ARG,
         f"{wanted} but got {len(given)} inputs for model '{signature.model}'. Got input(s) [{_quoted(given)}], "
         f"but missing required input(s) {'[' if missing else ''}{_quoted(missing)}]. "
         "Please provide all required input(s).",
@@ -186,14 +185,12 @@ def _batch_size(request: Request, signature: Signature) -> int:
     for tensor in reversed(request.inputs):
         if not tensor.shape:
             raise request.refuse(
-                Code.INVALID_ARG,
                 f"input '{tensor.name}' has no shape but model requires batch dimension for '{signature.model}'",
             )
         if size is None:
             size = tensor.shape[0]
         elif tensor.shape[0] != size:
             raise request.refuse(
-                Code.INVALID_ARG,
                 f"input '{tensor.name}' batch size does not match other inputs for '{signature.model}'",
             )
     if size is None:
@@ -203,7 +200,6 @@ def _batch_size(request: Request, signature: Signature) -> int:
         raise _unspecified(request, request.inputs[-1], signature)
     if size > signature.max_batch_size:
         raise request.refuse(
-            Code.INVALID_ARG,
             f"inference request batch-size must be <= {signature.max_batch_size} for '{signature.model}'",
         )
     return size
@@ -215,7 +211,6 @@ def _model_shape(
     """The shape in which the model sees the input, None where that is the shape it came in."""
     if tensor.datatype != known.datatype:
         raise request.refuse(
-            Code.INVALID_ARG,
             f"inference input '{tensor.name}' data-type is '{_datatype_name(tensor.datatype)}', "
             f"but model '{signature.model}' expects '{_datatype_name(known.datatype)}'",
         )
@@ -226,7 +221,6 @@ def _model_shape(
             raise _unspecified(request, tensor, signature)
         expected = (-1, *known.dims) if batched else known.dims
         raise request.refuse(
-            Code.INVALID_ARG,
             f"unexpected shape for input '{tensor.name}' for model '{signature.model}'. "
             f"Expected {_dims(expected)}, got {_dims(shape)}. {_BATCH_NOTE if batched else ''}",
         )
@@ -237,7 +231,6 @@ def _model_shape(
 
 def _unspecified(request: Request, tensor: Tensor, signature: Signature) -> ServeError:
     return request.refuse(
-        Code.INVALID_ARG,
         f"All input dimensions should be specified for input '{tensor.name}' for model '{signature.model}', "
         f"got {_dims(tensor.shape)}",
     )
@@ -261,17 +254,16 @@ def _check_size(
     elif known.is_bytes:
         check_strings(request, tensor, elements, signature.model)
     elif tensor.nbytes != elements * known.itemsize:
-        raise size_mismatch(request, tensor.name, signature, elements * known.itemsize, tensor.nbytes)
+        raise size_mismatch(request.id, tensor.name, signature, elements * known.itemsize, tensor.nbytes)
 
 
 def _check_correlation_id(request: Request, signature: Signature, control: str, datatype: int) -> None:
     # A request without an id is the sequence batcher's to refuse.
-    if not request.correlation_id:
+    if not request.options.correlation_id:
         return
-    is_string = isinstance(request.correlation_id, str)
+    is_string = isinstance(request.options.correlation_id, str)
     if is_string != (datatype == BYTES):
         raise request.refuse(
-            Code.INVALID_ARG,
             f"sequence batching control '{control}' data-type is '{'BYTES' if is_string else 'UINT64'}', "
             f"but model '{signature.model}' expects '{_datatype_name(datatype)}'",
         )

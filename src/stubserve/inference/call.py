@@ -78,7 +78,6 @@ class Call:
 
         Raises ServeError as `submit` does.
         """
-        request.on_response = self.on_response
         if takes_long or (request.regions is not None and any(map(_has_strings_left, request.inputs))):
             self._read = request
             self.begin_later(None)
@@ -102,18 +101,20 @@ class Call:
             raise self._refused(request, raised) from None
 
     def submit(self, request: Request, together: bool = False, at_once: bool = False) -> None:
-        """Checks a request if that has not been done, and queues it; its `on_response` is this call's.
+        """Checks a request if that has not been done, and queues it; this call hears its responses.
 
         `together` says that the caller polls the model when it has queued all that it has; `at_once` that an answer
         which is there already may come before this returns. Raises ServeError.
         """
         self.request = request
         self.id = request.id
+        request.on_response = self.on_response
         if self.client is not None:
             request.client = self.client
         sampler = self.model.tracing.sampler
         if sampler is not None and self.protocol:
-            request.trace = sampler.sample(self)
+            model = self.model
+            request.trace = sampler.sample(model.name, model.version, self.protocol, self.trace_context)
         try:
             if self._share is not None:
                 # From here on it keeps what it is made of, and no longer what that was read from.
@@ -134,8 +135,7 @@ class Call:
         """Forgets a request that has not been submitted."""
         self.request = None
         drop_blocks(request.inputs)
-        if request.trace is not None:
-            request.trace.end(request)
+        request.end_trace()
         self._let_go()
 
     def cancel(self) -> None:
@@ -207,7 +207,6 @@ class Call:
     def _admitted(self, reading: LongWork[Request] | None) -> LongWork[None]:
         if reading is not None:
             self._read = yield from reading
-            self._read.on_response = self.on_response
         request = self._read
         assert request is not None
         yield from _read_strings(request, self.of_server().block)
@@ -263,10 +262,10 @@ def _read_strings(request: Request, allocate: Callable[[int], Block]) -> LongWor
     read at once (`placement`); tensors of numbers are the stubs' to read. Raises ServeError where the client has taken
     them away, or where there is no memory for them.
     """
-    for at, tensor in enumerate(request.inputs):
+    for tensor in request.inputs:
         span = tensor.span
         if isinstance(span, RegionSpan) and tensor.datatype == BYTES:
             block = allocate(tensor.nbytes)
-            request.inputs[at] = Tensor(tensor.name, tensor.datatype, tensor.shape, None, block.whole())
+            tensor.lie_in(block)
             yield partial(span.place.region.read, span.place.offset, block.view)
             span.drop()

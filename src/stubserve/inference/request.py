@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Final
 
-from stubserve.errors import Code, ServeError
+from stubserve_stub.wire.options import NO_OPTIONS, RequestOptions
+
+from stubserve.errors import ServeError, invalid
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import Trace
 from stubserve.memory.regions import RegionPlace
@@ -75,21 +77,17 @@ class ResponseStream:
 class Request:
     """One request to one version of one model: what was asked, and what becomes of it.
 
-    **What was asked** is written by the protocol that reads it, and by `admission.admit`, which sets the batch size and
-    gives inputs the shapes that the model sees. From then on it does not change. Whatever a scheduler, a cache or an
-    instance has to say of a request is written elsewhere: into the work that it is executed in, or into one of the
-    fields behind, which have one owner each.
+    **What was asked** is given to the constructor, and never changes. (`admission.admit` gives inputs the shapes that
+    the model sees.) Whatever a scheduler, a cache or an instance has to say of a request is written elsewhere: into the
+    work that it is executed in, or into one of the fields behind, which have one owner each.
 
-    `requested_outputs` is None for all. `timeout_us` and `priority` are 0 when the client gave none. `batch_size` is
-    the leading dimension, at least 1, for statistics and batching; for models without batching it is 1.
-    `parameters` are those that are not reserved by the protocol, or None. `regions` is None but for a request that
-    refers to shared memory of its client: then it says which outputs are to be written there. `client` is the client,
-    where clients are told apart (`--fair-queues`); None otherwise, and for requests that models make.
+    `requested_outputs` is None for all. `regions` is None but for a request that refers to shared memory of its client:
+    then it says which outputs are to be written there.
 
-    **What becomes of it.** `admitted` is set once `admission.admit` has found nothing wrong. `sequence` is what its
-    model is told in place of `correlation_id` and `flags`, None where those hold: the sequence batcher gives a request
-    without an id one of its own, and flags to the first of its executions only. `cancelled` says that nobody waits for
-    it.
+    **What becomes of it.** `admitted` is set once `admission.admit` has found nothing wrong, and `batch_size` then: the
+    leading dimension, at least 1, for statistics and batching; for models without batching it is 1. `client` is the
+    client, where clients are told apart (`--fair-queues`); None otherwise, and for requests that models make.
+    `cancelled` says that nobody waits for it.
 
     Times are CLOCK_MONOTONIC nanoseconds, 0 until they happen; statistics, metrics and traces derive from them.
 
@@ -112,56 +110,40 @@ class Request:
         "compute_infer_end_ns",
         "compute_input_end_ns",
         "compute_start_ns",
-        "correlation_id",
-        "flags",
         "grouping_key",
         "id",
         "inputs",
         "on_response",
+        "options",
         "outcome",
-        "parameters",
-        "priority",
         "queue_start_ns",
         "regions",
         "request_start_ns",
         "requested_outputs",
-        "sequence",
         "stream",
-        "timeout_us",
         "trace",
     )
 
     def __init__(
         self,
         inputs: list[Tensor],
-        on_response: Callable[[Request, Response], None],
         id: str = "",
-        correlation_id: int | str = 0,
-        flags: int = 0,
-        priority: int = 0,
-        timeout_us: int = 0,
-        parameters: dict[str, Any] | None = None,
+        options: RequestOptions = NO_OPTIONS,
         requested_outputs: list[str] | None = None,
-        batch_size: int = 1,
-        regions: dict[str, RegionPlace] | None = None,
-        client: Hashable = None,
+        regions: Mapping[str, RegionPlace] | None = None,
+        on_response: Callable[[Request, Response], None] | None = None,
     ) -> None:
         # What was asked
-        self.inputs = inputs
-        self.id = id
-        self.correlation_id = correlation_id
-        self.flags = flags
-        self.priority = priority
-        self.timeout_us = timeout_us
-        self.parameters = parameters
-        self.requested_outputs = requested_outputs
-        self.batch_size = batch_size
-        self.regions = regions
-        self.client = client
+        self.inputs: Final = inputs
+        self.id: Final = id
+        self.options: Final = options
+        self.requested_outputs: Final = requested_outputs
+        self.regions: Final = regions
         # What becomes of it
-        self.on_response = on_response
+        self.on_response: Callable[[Request, Response], None] = on_response or unanswered
         self.admitted = False
-        self.sequence: tuple[int | str, int] | None = None
+        self.batch_size = 1
+        self.client: Hashable = None
         self.cancelled = False
         self.outcome: str | None = None
         self.stream: ResponseStream | None = None
@@ -204,27 +186,53 @@ class Request:
             self.stream = ResponseStream()
         return self.stream
 
+    def with_parameters(self, more: Mapping[str, Any]) -> Request:
+        """A request that asks for the same, with more parameters for the model; in place of this one."""
+        options = self.options._replace(parameters={**(self.options.parameters or {}), **more} or None)
+        return Request(self.inputs, self.id, options, self.requested_outputs, self.regions)
+
+    def end_trace(self) -> None:
+        """Nothing more is told of it to its trace, if it has one."""
+        if self.trace is not None:
+            computed = (
+                self.compute_start_ns,
+                self.compute_input_end_ns,
+                self.compute_infer_end_ns,
+                self.compute_end_ns,
+            )
+            self.trace.end(self.id, self.request_start_ns, self.queue_start_ns, computed)
+
     @property
     def id_prefix(self) -> str:
         """How upstream marks a text with the request it is about."""
-        return f"[request id: {self.id or '<id_unknown>'}] "
+        return prefix_of(self.id)
 
-    def refuse(self, code: Code, text: str) -> ServeError:
-        """An error about this request, with its id in front as upstream puts it."""
-        return ServeError(code, self.id_prefix + text)
+    def refuse(self, text: str) -> ServeError:
+        """An INVALID_ARG about this request, with its id in front as upstream puts it."""
+        return invalid(self.id_prefix + text)
 
     def __repr__(self) -> str:
         return f"<Request {self.id!r} batch {self.batch_size} inputs {self.inputs}>"
 
 
 def unanswered(request: Request, response: Response) -> None:
-    """The `on_response` of a request until somebody sets it."""
+    """The `on_response` of a request until a call sets it."""
     raise AssertionError(f"{request} was answered before anybody asked: {response}")
+
+
+def prefix_of(id: str) -> str:
+    """The mark of a request with this id, in front of a text about it."""
+    return f"[request id: {id or '<id_unknown>'}] "
+
+
+def refusal(id: str, text: str) -> ServeError:
+    """As `Request.refuse`, about a request that is only being read."""
+    return invalid(prefix_of(id) + text)
 
 
 def kept_by(request: Request) -> int:
     """About how many bytes a request keeps until it is answered, beside its tensors: ids and parameters."""
-    kept = sys.getsizeof(request.id) + sys.getsizeof(request.correlation_id)
-    for name, value in (request.parameters or {}).items():
+    kept = sys.getsizeof(request.id) + sys.getsizeof(request.options.correlation_id)
+    for name, value in (request.options.parameters or {}).items():
         kept += sys.getsizeof(name) + sys.getsizeof(value)
     return kept

@@ -19,19 +19,6 @@ class TensorSignature:
     are `dims` behind the batch dimension where the model has one. `bit` is another power of two for each input.
     """
 
-    __slots__ = (
-        "bit",
-        "datatype",
-        "dims",
-        "elements",
-        "is_bytes",
-        "itemsize",
-        "name",
-        "optional",
-        "reshape",
-        "whole_dims",
-    )
-
     def __init__(
         self,
         name: str,
@@ -79,21 +66,6 @@ class Signature:
     `correlation_control` is (tensor name, data type number) of the sequence batcher's CORRID control, None without.
     `memo` is where a protocol keeps what it has derived from this signature; it goes when the version goes.
     """
-
-    __slots__ = (
-        "correlation_control",
-        "decoupled",
-        "has_strings",
-        "inputs",
-        "labels",
-        "max_batch_size",
-        "memo",
-        "model",
-        "outputs",
-        "required_inputs",
-        "reshaped_outputs",
-        "version",
-    )
 
     def __init__(self, name: str, version: int, config: Any) -> None:
         self.model = name

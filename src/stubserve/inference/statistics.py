@@ -31,8 +31,6 @@ RESPONSES = 256
 class _Executions:
     """Executions of one total batch size."""
 
-    __slots__ = ("count", "infer_ns", "input_ns", "output_ns")
-
     def __init__(self) -> None:
         self.count = 0
         self.input_ns = 0
@@ -42,8 +40,6 @@ class _Executions:
 
 class _Responses:
     """All first responses, all second ones, and so on: how many of which kind, and their time."""
-
-    __slots__ = ("cancel", "empty", "fail", "infer", "output", "success")
 
     def __init__(self) -> None:
         # Each a count and nanoseconds
@@ -82,29 +78,6 @@ class ModelStatistics:
     Readers take the attributes as they are: `failures` counts by outcome, durations are nanoseconds,
     `last_inference_ms` is Unix time. `memory_usage` gives the rows of that name as they are now.
     """
-
-    __slots__ = (
-        "_memory_usage",
-        "cache_hit_count",
-        "cache_hit_ns",
-        "cache_miss_count",
-        "cache_miss_ns",
-        "cached",
-        "compute_infer_ns",
-        "compute_input_ns",
-        "compute_output_ns",
-        "execution_count",
-        "executions",
-        "fail_count",
-        "fail_ns",
-        "failures",
-        "inference_count",
-        "last_inference_ms",
-        "queue_ns",
-        "responses",
-        "success_count",
-        "success_ns",
-    )
 
     def __init__(self, memory_usage: Callable[[], list[dict[str, Any]]] = list) -> None:
         self._memory_usage = memory_usage

@@ -14,7 +14,7 @@ from struct import error as StructError
 
 from stubserve_stub.wire import strings
 
-from stubserve.errors import Code, ServeError, invalid
+from stubserve.errors import ServeError, invalid
 from stubserve.inference.long_work import LongWork, finish
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor
@@ -97,20 +97,17 @@ class StringWalk:
         """Why a tensor that does not hold `expected` elements is refused; the first fault counts."""
         if self.count > expected or (self.count == expected and self.at < self.size):
             return request.refuse(
-                Code.INVALID_ARG,
                 f"unexpected number of string elements {expected + 1} for inference input '{tensor.name}' "
                 f"for model '{model}', expecting {expected}",
             )
         if self.at < self.size:
             return request.refuse(
-                Code.INVALID_ARG,
                 f"incomplete string length indicator for inference input '{tensor.name}' for model '{model}', "
                 f"expecting 4 bytes but only {self.size - self.at} bytes available. "
                 "Please make sure the string length indicator is in one buffer.",
             )
         if self.count != expected:
             return request.refuse(
-                Code.INVALID_ARG,
                 f"expected {expected} string elements for inference input '{tensor.name}' for model '{model}', "
                 f"got {self.count}",
             )

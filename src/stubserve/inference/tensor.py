@@ -62,6 +62,19 @@ class Tensor:
         tensor.strings = len(elements)
         return tensor
 
+    def again(self, name: str, shape: Sequence[int], span: Span | None = None) -> Tensor:
+        """The same bytes under a name and in a shape; in another `span`, which is theirs, where one is given."""
+        if span is not None:
+            tensor = Tensor(name, self.datatype, shape, None, span)
+        else:
+            tensor = Tensor(name, self.datatype, shape, self.data, self.span, self.offset, self.nbytes)
+        tensor.strings = self.strings
+        return tensor
+
+    def lie_in(self, block: Block) -> None:
+        """Its bytes are about to be put into this block, whose hold becomes the tensor's."""
+        self.span, self.offset = block.whole(), block.offset
+
     @property
     def data(self) -> bytes | None:
         """The bytes themselves, None where they lie in a span."""

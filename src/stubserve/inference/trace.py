@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import getrandbits
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from stubserve.inference.tensor import Tensor
 
@@ -39,28 +39,6 @@ _live: dict[int, Trace] = {}
 # What the tensors of trees that are under way take, in bytes
 _kept = 0
 _numbers = itertools.count(1)
-
-
-class TracedRequest(Protocol):
-    """A request, as far as its trace looks at it."""
-
-    id: str
-    inputs: list[Tensor]
-    request_start_ns: int
-    queue_start_ns: int
-    compute_start_ns: int
-    compute_input_end_ns: int
-    compute_infer_end_ns: int
-    compute_end_ns: int
-
-
-class TracedWork(Protocol):
-    """What a request was executed with: the stub's number for its batch, and the batch's size."""
-
-    number: int
-
-    @property
-    def size(self) -> int: ...
 
 
 class Parent(NamedTuple):
@@ -81,34 +59,41 @@ class TensorCopy(NamedTuple):
     nbytes: int
 
 
-class Collector(Protocol):
-    """Takes trees of traces.
+class Sampler:
+    """Decides which requests to a model are traced, and takes their trees of traces.
 
     `tensors` says that tensors are wanted, and `tensor_bytes` how many bytes of each; `spans` that traces are to have
-    span ids.
+    span ids. It is no Protocol, for each request asks it: compiled, a class costs one jump.
     """
 
     tensors: bool
     tensor_bytes: int
     spans: bool
 
+    def sample(self, model: str, version: int, protocol: str, context: Callable[[], str | None]) -> Trace | None:
+        """The trace of a request that is submitted now, if it is to be traced.
+
+        `context` gives the value of `traceparent` that came with the request.
+        """
+        raise NotImplementedError
+
     def collect(self, tree: Sequence[Trace]) -> None:
         """All traces of a tree, in the order in which they ended. Raises nothing."""
+        raise NotImplementedError
 
 
 class Trace:
     """The trace of one request to `model`. `protocol` is "HTTP" or "GRPC" for a client's request, else empty.
 
-    `batch`, `batch_size` and `instance` say what it was executed in, as soon as it has ended; 0 and empty where it was
-    not. `wire` is what a stub is told of it. `tensors` take about `kept` bytes; `left_out` tensors had no room.
+    `batch`, `batch_size` and `instance` say what it is or was executed in; 0 and empty where it was not. `wire` is what
+    a stub is told of it. `tensors` take about `kept` bytes; `left_out` tensors had no room.
     """
 
     __slots__ = (
-        "_collector",
         "_ended",
         "_open",
         "_root",
-        "_work",
+        "_sampler",
         "answered_ns",
         "batch",
         "batch_size",
@@ -142,7 +127,7 @@ class Trace:
 
     def __init__(
         self,
-        collector: Collector,
+        sampler: Sampler,
         model: str,
         version: int,
         protocol: str,
@@ -158,7 +143,7 @@ class Trace:
         self.request_id = ""
         self.parent = 0 if above is None else above.number
         # Of the tree, in its root: how many traces have not ended, and those that have. None when all have: no circles
-        self._collector = collector
+        self._sampler = sampler
         root = None if above is None else above._root
         if root is None:
             root = self
@@ -169,12 +154,12 @@ class Trace:
         # As spans: of the client's request (only at the root), of the model, of its execution
         self.trace_id = self.outer_span = self.span = self.compute_span = self.parent_span = 0
         context: str | None = None
-        if collector.spans:
+        if sampler.spans:
             self.span = getrandbits(64) | 1
             self.compute_span = getrandbits(64) | 1
             if above is not None:
                 self.trace_id = above.trace_id
-                self.parent_span = above.compute_span if above._work is not None else above.span
+                self.parent_span = above.compute_span if above.instance else above.span
             else:
                 self.trace_id = getrandbits(128) | 1 if parent is None else parent.trace_id
                 self.outer_span = getrandbits(64) | 1
@@ -182,8 +167,7 @@ class Trace:
             context = f'{{"traceparent":"00-{self.trace_id:032x}-{self.compute_span:016x}-01"}}'
         self.wire = (self.number, context)
         # What it was executed in
-        self._work: TracedWork | None = None
-        self.instance = ""
+        self.instance: str = ""
         self.batch = 0
         self.batch_size = 0
         # What became of it; `cut_off` says that it will not be told when its batch was over
@@ -200,7 +184,7 @@ class Trace:
 
     def child(self, model: str, version: int, begun_ns: int) -> Trace:
         """The trace of a request that was made for this one."""
-        return Trace(self._collector, model, version, "", begun_ns, self)
+        return Trace(self._sampler, model, version, "", begun_ns, self)
 
     def keep(self, activity: str, tensors: Sequence[Tensor]) -> None:
         """Copies tensors, if they are wanted, and while there is room. Their memory is held by the caller.
@@ -208,9 +192,9 @@ class Trace:
         Raises ServeError where one lay in a client's region and is gone.
         """
         global _kept
-        if not self._collector.tensors:
+        if not self._sampler.tensors:
             return
-        most = self._collector.tensor_bytes
+        most = self._sampler.tensor_bytes
         for tensor in tensors:
             size = min(most, tensor.nbytes) + sys.getsizeof(tensor.name) + _DIMENSION_BYTES * len(tensor.shape)
             size += _COPY_BYTES
@@ -224,27 +208,26 @@ class Trace:
             self.kept += size
             _kept += size
 
-    def join(self, instance: str, work: TracedWork) -> None:
-        """It is executed by an instance, with others."""
+    def join(self, instance: str, batch: int, batch_size: int) -> None:
+        """It is executed by an instance, with others, as the stub's batch of this number."""
         self.instance = instance
-        self._work = work
+        self.batch = batch
+        self.batch_size = batch_size
 
-    def end(self, request: TracedRequest) -> None:
-        """Takes what the request knows; nothing more is told of it. Once."""
+    def end(self, request_id: str, request_start_ns: int, queue_start_ns: int, compute_ns: Sequence[int]) -> None:
+        """Takes what the request knows; nothing more is told of it. Once.
+
+        `compute_ns` are the times at which its computation began, had its inputs, had computed and was over.
+        """
         global _kept
         del _live[self.number]
-        self.request_id = request.id
-        self.request_start_ns = request.request_start_ns
-        self.queue_start_ns = request.queue_start_ns
-        work = self._work
-        if work is not None:
-            self.batch = work.number
-            self.batch_size = work.size
-            self._work = None
-            self.compute_start_ns = request.compute_start_ns
-            self.compute_input_end_ns = request.compute_input_end_ns
-            self.compute_infer_end_ns = request.compute_infer_end_ns
-            self.compute_end_ns = request.compute_end_ns
+        self.request_id = request_id
+        self.request_start_ns = request_start_ns
+        self.queue_start_ns = queue_start_ns
+        if self.instance:
+            self.compute_start_ns, self.compute_input_end_ns, self.compute_infer_end_ns, self.compute_end_ns = (
+                compute_ns
+            )
         root = self._root
         assert root is not None
         root._ended.append(self)
@@ -254,7 +237,7 @@ class Trace:
             for trace in tree:
                 trace._root = None
                 _kept -= trace.kept
-            self._collector.collect(tree)
+            self._sampler.collect(tree)
 
     def __repr__(self) -> str:
         return f"<Trace {self.number} of {self.model!r}>"
@@ -265,37 +248,8 @@ def find(number: int) -> Trace | None:
     return _live.get(number)
 
 
-class TracedModel(Protocol):
-    """A model that is called."""
-
-    name: str
-    version: int
-
-
-class Asking(Protocol):
-    """A call, as a sampler sees it."""
-
-    protocol: str
-
-    @property
-    def model(self) -> TracedModel: ...
-
-    def trace_context(self) -> str | None:
-        """The value of `traceparent` that came with the request."""
-
-
-class Sampler:
-    """Decides which requests to a model are traced. A class, for each request asks it: compiled, that is one jump."""
-
-    def sample(self, call: Asking) -> Trace | None:
-        """The trace of a request that is submitted now, if it is to be traced."""
-        raise NotImplementedError
-
-
 class ModelTracing:
     """The sampler of the requests to the versions of one model; None where none is traced. It outlives reloads."""
-
-    __slots__ = ("sampler",)
 
     def __init__(self) -> None:
         self.sampler: Sampler | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
+from stubserve_stub.wire.options import RequestOptions
+
 from stubserve.errors import ServeError
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor
@@ -23,18 +25,22 @@ class Work:
     (controls); those of an empty place are all that the model sees there. Whoever executes the work holds their
     memory for as long as the model may read it.
 
+    `options`, if it is not None, has for each place what its model is told in place of the request's own options, None
+    where those hold.
+
     `sequences`, if it is not None, has for each place the number of the sequence whose implicit states go with it, 0
     where it is empty. The stub keeps them.
 
     `number` is the stub's for the batch, 0 before it has it.
     """
 
-    __slots__ = ("extra_inputs", "number", "requests", "sequences", "slots")
+    __slots__ = ("extra_inputs", "number", "options", "requests", "sequences", "slots")
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.slots: Sequence[Request | None] = requests
         self.requests = requests
         self.extra_inputs: Sequence[Sequence[Tensor]] | None = None
+        self.options: Sequence[RequestOptions | None] | None = None
         self.number = 0
         self.sequences: Sequence[int] | None = None
 
@@ -71,8 +77,6 @@ class Grouping:
     must be equal. `shape_tensors` must be equal in shape and values. With `optional_inputs` all requests must give the
     same inputs.
     """
-
-    __slots__ = ("_optional_inputs", "_shape_tensors", "_variable")
 
     def __init__(
         self, variable: Collection[str] = (), shape_tensors: Collection[str] = (), optional_inputs: bool = False

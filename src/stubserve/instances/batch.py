@@ -16,11 +16,12 @@ from itertools import chain
 
 from stubserve_stub.wire import messages, places
 from stubserve_stub.wire.datatypes import BYTES
-from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor, WireTrace
+from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
+from stubserve_stub.wire.options import RequestOptions
 from stubserve_stub.wire.places import AsList, InArena, InRegion, Lent, Place, Shared, Zeros
 
 from stubserve.errors import Code, ServeError, internal
-from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response, unanswered
+from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks, hold_blocks
 from stubserve.inference.work import Work
 from stubserve.memory.blocks import Block
@@ -89,59 +90,43 @@ def pack_batch(number: int, frees: Sequence[int], work: Work) -> bytes:
             outputs += [
                 (index, name, place.region.number, place.offset, place.nbytes) for name, place in slot.regions.items()
             ]
-    if extras is None:
+    if extras is None and work.options is None:
         requests = [None if slot is None else write_request(slot, slot.inputs) for slot in work.slots]
     else:
-        requests = _written_with_extras(work.slots, extras)
+        requests = _written_with_extras(work)
     return messages.pack_execute(number, frees, requests, work.sequences, outputs)
 
 
-def _written_with_extras(
-    slots: Sequence[Request | None], extras: Sequence[Sequence[Tensor]]
-) -> list[WireRequest | None]:
+def _written_with_extras(work: Work) -> list[WireRequest | None]:
+    """The requests of work with more inputs, or other options, than its requests have."""
     written: list[WireRequest | None] = []
     # Most empty places of a batch are given the same, as the same object.
     given: Sequence[Tensor] | None = None
     empty: WireRequest | None = None
-    for slot, more in zip(slots, extras, strict=True):
+    nothing = [None] * len(work.slots)
+    extras: Sequence[Sequence[Tensor]] = [()] * len(work.slots) if work.extra_inputs is None else work.extra_inputs
+    for slot, more, options in zip(work.slots, extras, work.options or nothing, strict=True):
         if slot is not None:
-            written.append(write_request(slot, [*slot.inputs, *more]))
+            written.append(write_request(slot, [*slot.inputs, *more], options))
             continue
         if more is not given:
             given = more
             # Its outputs would be nobody's.
-            empty = write_request(Request([], unanswered, requested_outputs=[]), more) if more else None
+            empty = write_request(Request([], requested_outputs=[]), more) if more else None
         written.append(empty)
     return written
 
 
-# A new field of a request is written and read in the next two functions.
-
-
-def write_request(request: Request, inputs: Sequence[Tensor]) -> WireRequest:
-    """A request as a stub is told of it, with these inputs."""
+def write_request(request: Request, inputs: Sequence[Tensor], options: RequestOptions | None = None) -> WireRequest:
+    """A request as a stub is told of it, with these inputs; with `options` in place of its own where there are any."""
     trace = request.trace
-    correlation_id, flags = request.correlation_id, request.flags
-    if request.sequence is not None:
-        correlation_id, flags = request.sequence
     return (
         request.id,
-        correlation_id,
-        flags,
-        request.timeout_us,
-        request.parameters,
+        request.options if options is None else options,
         None if trace is None else trace.wire,
         request.requested_outputs,
         [write_tensor(tensor) for tensor in inputs],
     )
-
-
-def read_request(wire: WireRequest) -> tuple[Request, WireTrace, Sequence[WireTensor]]:
-    """A request of a stub's model, the trace that it belongs to, and its inputs, which are yet to be read."""
-    id_, correlation_id, flags, timeout_us, parameters, trace, requested, inputs = wire
-    outputs = None if requested is None else list(requested)
-    request = Request([], unanswered, id_, correlation_id, flags, 0, timeout_us, parameters, outputs)
-    return request, trace, inputs
 
 
 def write_tensor(tensor: Tensor, holder: StubMemory | None = None) -> WireTensor:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from stubserve_stub.wire.messages import WireRequest, WireResponse
+from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.call import Call
@@ -25,7 +26,7 @@ from stubserve.inference.served_model import ModelFinder, ServedModel, Waiter
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import find as find_trace
 from stubserve.instances import waiting
-from stubserve.instances.batch import read_request, read_tensor, write_tensor
+from stubserve.instances.batch import read_tensor, write_tensor
 from stubserve.instances.rings import AnswerRing
 from stubserve.memory.stub_memory import StubMemory
 
@@ -163,11 +164,11 @@ class StubCalls:
 
     def _start(self, number: int, blocking: bool, decoupled: bool, name: str, version: int, wire: WireRequest) -> None:
         now = time.monotonic_ns()
-        request, trace, inputs = read_request(wire)
-        request.request_start_ns = now
+        id, options, trace, outputs, given = wire
+        inputs: list[Tensor] = []
         try:
-            for tensor in inputs:
-                request.inputs.append(read_tensor(tensor, self._memory, self._waiter.name, self._given, kept=True))
+            for tensor in given:
+                inputs.append(read_tensor(tensor, self._memory, self._waiter.name, self._given, kept=True))  # noqa: PERF401 - those before a bad one count
             model = self._find(name, version)
             if model.down():
                 raise _not_ready(name, model.why_not_ready())
@@ -178,15 +179,16 @@ class StubCalls:
                     "'async_exec' calls for decoupled models.'"
                 )
         except BaseException:
-            drop_blocks(request.inputs)
+            drop_blocks(inputs)
             raise
+        request = Request(inputs, id, RequestOptions(*options), None if outputs is None else list(outputs))
+        request.request_start_ns = now
         call = StubCall(self, model, number, blocking)
         call.admit(request)
         chain = waiting.dead_end(self._waiter, model, None) if blocking else None
         if chain is not None:
             call.give_up(request)
             raise _circle(name, chain)
-        request.on_response = call.on_response
         above = None if trace is None else find_trace(trace[0])
         if above is not None:
             request.trace = above.child(model.name, model.version, now)

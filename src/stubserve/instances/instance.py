@@ -15,13 +15,11 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
 from stubserve.errors import ServeError, internal
-from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import Request, Response
-from stubserve.inference.served_model import Waiter
+from stubserve.inference.served_model import InstanceFacts, Waiter
 from stubserve.inference.work import Work
 from stubserve.instances import waiting
-from stubserve.instances.death import unhealthy
-from stubserve.instances.restart import RestartPolicy
+from stubserve.instances.death import RestartPolicy, unhealthy
 from stubserve.instances.stub import Stub
 from stubserve.instances.work import Results
 from stubserve.model_config.complete import InstanceSpec

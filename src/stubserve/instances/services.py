@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from stubserve.errors import ServeError, unavailable
 from stubserve.inference.served_model import ModelFinder
@@ -17,23 +17,15 @@ from stubserve.observability.logs import LogSettings
 log = logging.getLogger("stubserve.instances")
 
 
-class ControlForModels(Protocol):
-    """Model control as stubs see it. Both raise ServeError."""
+class ControlForModels:
+    """Model control as stubs see it; this is the one where there is none. Both methods raise ServeError."""
 
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         """Loads a model, with this configuration (JSON) if there is one, made of these files if there are any."""
-
-    async def unload(self, name: str, dependents: bool = False) -> None:
-        """Lets a model go, and with `dependents` the members of an ensemble; does not wait until it is gone."""
-
-
-class NoModelControl:
-    """Model control where there is none, or where it is not for clients."""
-
-    async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         raise no_model_control()
 
     async def unload(self, name: str, dependents: bool = False) -> None:
+        """Lets a model go, and with `dependents` the members of an ensemble; does not wait until it is gone."""
         raise no_model_control()
 
 
@@ -53,7 +45,7 @@ class Services:
     models: ModelFinder
     log_settings: LogSettings
     metrics: MetricRegistry
-    control: ControlForModels = field(default_factory=NoModelControl)
+    control: ControlForModels = field(default_factory=ControlForModels)
     janitor: Janitor | None = None
     confinement: Confinement = field(default_factory=Confinement)
     client_regions: bool = False

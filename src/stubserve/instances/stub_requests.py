@@ -21,8 +21,6 @@ class StubRequests:
     The inputs that schedulers have added to an open request are held as its own are, until the end.
     """
 
-    __slots__ = ("_extras", "_keys", "_open", "batches")
-
     def __init__(self) -> None:
         self.batches: dict[int, Batch] = {}
         self._open: dict[Key, Request] = {}

@@ -27,7 +27,7 @@ from typing import Any
 
 from stubserve.errors import Code, internal, invalid
 from stubserve.inference.served_model import ServedModel
-from stubserve.instances.services import Services, no_model_control
+from stubserve.instances.services import ControlForModels, Services, no_model_control
 from stubserve.loading.changeover import Changeover
 from stubserve.loading.changes import Changes, Turn, Turns, all_of, as_load_error
 from stubserve.loading.dependencies import no_longer_needed, rounds
@@ -323,7 +323,7 @@ class ModelControl:
 
 
 @dataclass(frozen=True)
-class _ControlInTurn:
+class _ControlInTurn(ControlForModels):
     """Model control for the stubs of one load: what they ask for is asked for in the turn of that load."""
 
     control: ModelControl

@@ -26,9 +26,9 @@ from typing import Any
 from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.trace import ModelTracing
+from stubserve.instances.death import RestartPolicy
 from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.launcher import Launcher
-from stubserve.instances.restart import RestartPolicy
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.loading.ensembles import start_ensemble

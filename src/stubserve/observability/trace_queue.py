@@ -12,10 +12,10 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stubserve.inference.trace import TENSOR_BYTES, Asking, Parent, Sampler, Trace
+from stubserve.inference.trace import TENSOR_BYTES, Parent, Sampler, Trace
 from stubserve.settings.groups import TIMESTAMPS
 
 log = logging.getLogger("stubserve.tracing")
@@ -54,12 +54,12 @@ class Tracer(Sampler):
         self._ahead = rules.rate
         self.left = rules.count
 
-    def sample(self, call: Asking) -> Trace | None:
+    def sample(self, model: str, version: int, protocol: str, context: Callable[[], str | None]) -> Trace | None:
         self._ahead -= 1
-        context = call.trace_context() if self.spans else None
-        if self._ahead and context is None:
+        given = context() if self.spans else None
+        if self._ahead and given is None:
             return None
-        parent = parent_of(context)
+        parent = parent_of(given)
         wanted = not self._ahead
         if wanted:
             self._ahead = self.rules.rate
@@ -68,8 +68,7 @@ class Tracer(Sampler):
                 self.left -= 1
         if not wanted and parent is None:
             return None
-        model = call.model
-        return Trace(self, model.name, model.version, call.protocol, time.monotonic_ns(), parent=parent)
+        return Trace(self, model, version, protocol, time.monotonic_ns(), parent=parent)
 
     def collect(self, tree: Sequence[Trace]) -> None:
         if self._destination is not None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from stubserve.errors import invalid, not_found, overloaded, unavailable
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.version import parse_version
 from stubserve.repository.folder import BETWEEN, DUPLICATE_REASON, name_of
 
 # The reason of a version that was unloaded, or is not chosen any more
@@ -228,3 +227,21 @@ def meant(name: str, namespace: str, keys: Sequence[str]) -> str:
     """The key that a name means within a namespace, of those that have it: the own one, or the only one elsewhere."""
     own = key_of(namespace, name)
     return own if own in keys else keys[0] if len(keys) == 1 else name
+
+
+def parse_version(text: str) -> int | None:
+    """A version as clients write it; None for the empty text. Raises ServeError (INVALID_ARG)."""
+    if not text:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = 2**63
+    if number >= 2**63:
+        raise invalid(
+            f"failed to get model version from specified version string '{text}' (details: stol), "
+            "version should be an integral value > 0"
+        )
+    if number < 0:
+        raise invalid(f"invalid model version specified '{text}' , version should be an integral value > 0")
+    return number

@@ -45,14 +45,8 @@ class CacheEntry:
 
     def response(self) -> Response:
         """A response with these outputs, whose memory is held for it."""
-        outputs = []
-        for kept in self.outputs:
-            span = kept.span
-            if span is not None:
-                span.hold()
-            tensor = Tensor(kept.name, kept.datatype, kept.shape, kept.data, span, kept.offset, kept.nbytes)
-            tensor.strings = kept.strings
-            outputs.append(tensor)
+        hold_blocks(self.outputs)
+        outputs = [kept.again(kept.name, kept.shape) for kept in self.outputs]
         return Response(outputs, dict(self.parameters) if self.parameters else None)
 
     def drop(self) -> None:
@@ -65,16 +59,11 @@ class CacheEntry:
 
 def lent(response: Response) -> CacheEntry:
     """An entry in the memory of a response that is passed on at this moment, where it lies."""
-    outputs = []
     for tensor in response.outputs:
         if tensor.span is not None:
             tensor.span.shared = True
-        one = Tensor(
-            tensor.name, tensor.datatype, tuple(tensor.shape), tensor.data, tensor.span, tensor.offset, tensor.nbytes
-        )
-        one.strings = tensor.strings
-        outputs.append(one)
-    hold_blocks(outputs)
+    hold_blocks(response.outputs)
+    outputs = [tensor.again(tensor.name, tuple(tensor.shape)) for tensor in response.outputs]
     return CacheEntry(outputs, dict(response.parameters) if response.parameters else None)
 
 
@@ -90,9 +79,7 @@ def with_room(entry: CacheEntry, spare: Spare) -> CacheEntry | None:
                 return None
             span = block.whole()
             span.shared = True
-        one = Tensor(tensor.name, tensor.datatype, tensor.shape, tensor.data, span)
-        one.strings = tensor.strings
-        outputs.append(one)
+        outputs.append(tensor.again(tensor.name, tensor.shape, span))
     return CacheEntry(outputs, entry.parameters)
 
 

@@ -53,16 +53,16 @@ def key_of(identity: bytes, outputs: list[str], request: Request, hashed: bool =
         elif content is None:
             content = bytes(tensor.buffer)
         inputs.append((tensor.name, tensor.datatype, tuple(tensor.shape), content))
-    parameters = request.parameters
+    options = request.options
     wanted = request.requested_outputs
     form = marshal.dumps(
         (
             identity,
             inputs,
-            None if not parameters else sorted(parameters.items()),
+            None if not options.parameters else sorted(options.parameters.items()),
             outputs if wanted is None else sorted(wanted),
-            request.correlation_id,
-            request.flags,
+            options.correlation_id,
+            options.flags,
         ),
         _FORM,
     )

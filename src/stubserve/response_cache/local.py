@@ -13,8 +13,6 @@ class LocalStore:
     Readers take the counts as they are. A lookup costs one dictionary access and a step to the end of the order.
     """
 
-    __slots__ = ("_entries", "evictions", "hits", "limit", "misses", "used")
-
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0

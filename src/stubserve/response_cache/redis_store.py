@@ -31,9 +31,9 @@ _TELL_S = 60.0
 
 
 class RedisStore:
-    """A `RemoteStore`. `most_bytes` is the largest value that is read. Lives on the event loop.
+    """A store of values. `most_bytes` is the largest that is read. Lives on the event loop. No method raises anything.
 
-    Raises ServeError UNSUPPORTED where the package is missing.
+    The constructor raises ServeError UNSUPPORTED where the package is missing.
     """
 
     def __init__(self, settings: RedisSettings, most_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,6 +48,7 @@ class RedisStore:
         self._told_at_s = float("-inf")
 
     async def get(self, key: bytes) -> bytes:
+        """What is kept under a key; empty for nothing."""
         # One byte more than may be read tells that there is too much.
         found = await self._ask(lambda: self._client.getrange(PREFIX + key.hex().encode(), 0, self._most_bytes))
         return cast(bytes, found) if found else b""
@@ -56,6 +57,7 @@ class RedisStore:
         await self._ask(lambda: self._client.set(PREFIX + key.hex().encode(), value, ex=self._ttl_s or None))
 
     def distrust(self, key: bytes, why: str) -> None:
+        """What it gave for a key is no entry."""
         self._tell(
             "the response cache in Redis at %s has an entry that is not used and will be replaced: %s (key %s)",
             self._where,

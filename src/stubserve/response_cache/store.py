@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from stubserve.errors import ServeError
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.memory.blocks import Block
 from stubserve.response_cache.entry import CacheEntry, Spare, fill, with_room
 from stubserve.response_cache.local import LocalStore
+from stubserve.response_cache.redis_store import RedisStore
 from stubserve.response_cache.serialized import BadEntry, from_bytes, to_bytes
+from stubserve.settings.cache import LOCAL, CacheSettings
 
 log = logging.getLogger("stubserve.cache")
 
@@ -28,24 +29,8 @@ _QUICK_BYTES = 64 * 1024
 _QUICK_COPY_BYTES = 256 * 1024
 
 
-class RemoteStore(Protocol):
-    """A store in another process. Neither method raises anything: whatever is wrong, there is no entry."""
-
-    async def get(self, key: bytes) -> bytes:
-        """What is kept under a key; empty for nothing."""
-        ...
-
-    async def put(self, key: bytes, value: bytes) -> None: ...
-
-    def distrust(self, key: bytes, why: str) -> None:
-        """What it gave for a key is no entry."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 class ResponseCache:
-    """One of `local` and `remote`. `spare` gives memory for entries where there is some that nobody else needs.
+    """In one of `local` and `remote`. `spare` gives memory for entries where there is some that nobody else needs.
 
     `coalesces` says whether equal requests that run at the same time are to be computed once.
     """
@@ -53,7 +38,7 @@ class ResponseCache:
     def __init__(
         self,
         local: LocalStore | None,
-        remote: RemoteStore | None,
+        remote: RedisStore | None,
         spare: Spare,
         store: Callable[[bytes | memoryview], Block],
         coalesces: bool,
@@ -191,6 +176,20 @@ class ResponseCache:
                 except ServeError:
                     drop_blocks(outputs)
                     return None
-                one = Tensor(one.name, one.datatype, one.shape, None, span)
+                one = one.again(one.name, one.shape, span)
             outputs.append(one)
         return CacheEntry(outputs, entry.parameters)
+
+
+def create_cache(
+    settings: CacheSettings, spare: Spare, store: Callable[[bytes | memoryview], Block]
+) -> ResponseCache | None:
+    """The cache that the operator asks for, None for none. Raises ServeError UNSUPPORTED where a package is missing."""
+    if not settings.name:
+        return None
+    local, remote = None, None
+    if settings.name == LOCAL:
+        local = LocalStore(settings.local_bytes)
+    else:
+        remote = RedisStore(settings.redis, MOST_ENTRY_BYTES)
+    return ResponseCache(local, remote, spare, store, settings.coalesces)

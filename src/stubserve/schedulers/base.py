@@ -22,8 +22,6 @@ class Scheduler(abc.ABC):
     instance hears `instance_gone` and nothing further about its work.
     """
 
-    __slots__ = ()
-
     # Whether `response_complete` and `work_done` are to be called: a scheduler without slots does without, and no
     # request pays for it.
     has_slots = False
@@ -100,4 +98,4 @@ class Scheduler(abc.ABC):
 
 def cancellation(request: Request) -> ServeError:
     """The answer to a request that was cancelled while it waited. Upstream sends the same code with an empty text."""
-    return request.refuse(Code.CANCELLED, "Request was cancelled while it waited in the queue")
+    return ServeError(Code.CANCELLED, f"{request.id_prefix}Request was cancelled while it waited in the queue")

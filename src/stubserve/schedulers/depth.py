@@ -77,18 +77,6 @@ _OF_ALL: Final = 2
 class Cost:
     """What an instance takes. `halves_from` is the number of requests from which on halves of them are worth it."""
 
-    __slots__ = (
-        "_around_ns",
-        "_least_ns",
-        "_requests",
-        "_shared",
-        "_spread",
-        "_spread_ns",
-        "_took_ns",
-        "_wait",
-        "halves_from",
-    )
-
     def __init__(self, around_ns: int, least_ns: int) -> None:
         """`around_ns` is what is spent on an execution besides, and `least_ns` what a half has to take."""
         self.halves_from = NEVER
@@ -142,8 +130,6 @@ class _Load:
     the last while, those in the queue among them.
     """
 
-    __slots__ = ("before_ns", "cost", "last_ns", "quick_in_a_row", "requests", "slowest_ns", "there", "works")
-
     def __init__(self) -> None:
         self.works = 0
         self.quick_in_a_row = 0
@@ -157,8 +143,6 @@ class _Load:
 
 class Depth:
     """The works that each instance has. `early` says that the scheduler's rules let work be formed ahead of time."""
-
-    __slots__ = ("_early", "_loads")
 
     def __init__(self, early: bool) -> None:
         self._early = early

@@ -49,30 +49,6 @@ class DynamicBatcher(Scheduler):
     everything back until that many requests wait, once (`schedulers.hold`).
     """
 
-    __slots__ = (
-        "_any_size",
-        "_cancelled",
-        "_closed",
-        "_delay_ns",
-        "_grouping",
-        "_hold",
-        "_idle",
-        "_max_batch_size",
-        "_max_preferred",
-        "_most",
-        "_policies",
-        "_preferred",
-        "_preferred_ascending",
-        "_queue",
-        "_quiet_key",
-        "_quiet_size",
-        "_quiet_until_ns",
-        "_quiet_until_size",
-        "_ripe_after_ns",
-        "_ripe_at_ns",
-        "_waiting",
-    )
-
     def __init__(
         self,
         max_batch_size: int,

@@ -31,8 +31,6 @@ from stubserve.inference.request import Request
 class FairShares:
     """The requests of each client in one queue; those that wait now in their order."""
 
-    __slots__ = ("_groups", "_most", "_of")
-
     def __init__(self, waiting: Iterable[Request]) -> None:
         # The requests of a client, the newest last; and the clients that have so many, for the largest number `_most`
         # and below

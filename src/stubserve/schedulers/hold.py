@@ -27,8 +27,6 @@ class Hold:
     alone holds nothing. `until_ns` is when it ends at the latest, None while that is not known.
     """
 
-    __slots__ = ("_backlog", "_in_slots", "_there", "until_ns")
-
     def __init__(self, in_slots: int = 0, backlog: int = 0) -> None:
         self._in_slots = in_slots
         self._backlog = backlog

@@ -16,8 +16,6 @@ class ResponseOrderer:
     an expired or cancelled request: without it the later ones would wait for ever. Costs O(1) amortised per response.
     """
 
-    __slots__ = ("_expected",)
-
     def __init__(self) -> None:
         # What is held back of each request
         self._expected: OrderedDict[Request, list[Response]] = OrderedDict()

@@ -117,8 +117,6 @@ class PriorityLevels:
 class _Level:
     """The requests of one priority."""
 
-    __slots__ = ("beside", "delayed", "number", "policy", "shares", "unexpired")
-
     def __init__(self, number: int, policy: QueuePolicy) -> None:
         self.number = number
         self.policy = policy
@@ -147,8 +145,6 @@ class _Level:
 class PolicyQueue:
     """The requests that wait under policies. Iteration is in service order and must not overlap with a change."""
 
-    __slots__ = ("_deadlines", "_displaced", "_levels", "_live_deadlines", "_order", "_serial", "_size", "priorities")
-
     def __init__(self, priorities: PriorityLevels) -> None:
         self.priorities = priorities
         # Levels come into being with their first request: priority_levels may be any 64-bit number.
@@ -167,8 +163,8 @@ class PolicyQueue:
         level = self._level_with_room(request)
         policy = level.policy
         timeout_us = policy.default_timeout_us
-        if policy.allow_timeout_override and 0 < request.timeout_us < timeout_us:
-            timeout_us = request.timeout_us
+        if policy.allow_timeout_override and 0 < request.options.timeout_us < timeout_us:
+            timeout_us = request.options.timeout_us
         deadline_ns = 0
         if timeout_us:
             deadline_ns = request.queue_start_ns + timeout_us * 1000
@@ -188,7 +184,7 @@ class PolicyQueue:
 
     def remove(self, request: Request) -> bool:
         """Takes a request out, of a line or of its place beside them; False if it is not there."""
-        level = self._levels.get(self.priorities.level_of(request.priority))
+        level = self._levels.get(self.priorities.level_of(request.options.priority))
         if level is None:
             return False
         if request in level.beside:
@@ -284,7 +280,7 @@ class PolicyQueue:
         self._displaced.append(gives_way)
 
     def _level(self, request: Request) -> _Level:
-        number = self.priorities.level_of(request.priority)
+        number = self.priorities.level_of(request.options.priority)
         level = self._levels.get(number)
         if level is None:
             level = self._levels[number] = _Level(number, self.priorities.policy_of(number))

@@ -14,8 +14,6 @@ IDLE, WAITING, HOLDING = range(3)
 class Pool:
     """One resource: on one device, or shared. `free` may be below zero when less of it is there than was given out."""
 
-    __slots__ = ("askers", "free", "key", "lines", "tag", "total", "waiting")
-
     def __init__(self, key: tuple[str, int | None]) -> None:
         self.key = key
         self.total = 0
@@ -32,8 +30,6 @@ class Pool:
 class Line:
     """Instances that wait for the same, the lowest tag first: (tag, number, instance). Some have gone meanwhile."""
 
-    __slots__ = ("heap", "needs")
-
     def __init__(self, needs: tuple[tuple[Pool, int], ...]) -> None:
         self.needs = needs
         self.heap: list[tuple[int, int, Limited]] = []
@@ -41,8 +37,6 @@ class Line:
 
 class Limited:
     """An instance that asks for resources. `let_in` is called when it holds them without having got them at once."""
-
-    __slots__ = ("instance", "let_in", "line", "needs", "number", "priority", "ran", "since", "state", "tag")
 
     def __init__(self, instance: Hashable, let_in: Callable[[Limited], None], priority: int) -> None:
         self.instance = instance

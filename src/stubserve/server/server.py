@@ -38,7 +38,7 @@ from stubserve.observability.trace_spans import SpanExport
 from stubserve.observability.tracing import Tracing
 from stubserve.repository.folder import list_names
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
-from stubserve.response_cache.factory import create_cache
+from stubserve.response_cache.store import create_cache
 from stubserve.schedulers.rate_limiter import create_limiter
 from stubserve.settings.groups import EXPLICIT, NONE, OPENTELEMETRY, POLL, Settings, TracingSettings
 

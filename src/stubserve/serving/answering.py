@@ -17,7 +17,7 @@ from stubserve.serving.draining import Draining
 
 
 class AnsweringModel:
-    """A part of a `ServedModel`, which is told there. `clock` is CLOCK_MONOTONIC in ns."""
+    """A part of a `ServedModel`, where its methods are described. `clock` is CLOCK_MONOTONIC in ns."""
 
     statistics: ModelStatistics
     _delivery: Delivery
@@ -46,7 +46,6 @@ class AnsweringModel:
 
     @property
     def key(self) -> str:
-        """How it is kept apart from other models."""
         return f"{self.namespace}::{self.name}" if self.namespace else self.name
 
     @property
@@ -82,6 +81,13 @@ class AnsweringModel:
             latencies.uses_cache()
             made.latencies = latencies
 
+    def enqueue(self, request: Request) -> None:
+        if self._cache is None:
+            self._queue(request)
+            self._delivery.expect(request)
+        else:
+            self._cache.enqueue(request)
+
     def _queue(self, request: Request, follows: bool = False) -> None:
         """Queues a request; one that `follows` another, whose answer it waits for, gets a place only.
 
@@ -91,7 +97,6 @@ class AnsweringModel:
 
     @property
     def under_way(self) -> int:
-        """Requests that are not answered to their end."""
         return self._draining.under_way
 
     # Readiness
@@ -103,7 +108,6 @@ class AnsweringModel:
         raise NotImplementedError
 
     async def check_ready(self) -> str:
-        """As `why_not_ready`, and asks the models that define `is_ready`. Raises nothing."""
         reason = self.why_not_ready()
         if reason or not self.checks_readiness():
             return reason
@@ -120,7 +124,6 @@ class AnsweringModel:
     # The end
 
     def reserve(self) -> None:
-        """Keeps it from being drained until `release`."""
         self._draining.begin()
 
     def release(self) -> None:

@@ -228,7 +228,8 @@ class ModelCache:
         self.poll_soon()
 
     def _fail_cancelled(self, request: Request) -> None:
-        error = request.refuse(Code.CANCELLED, "Request was cancelled while it waited for the response cache")
+        text = "Request was cancelled while it waited for the response cache"
+        error = ServeError(Code.CANCELLED, request.id_prefix + text)
         self._delivery.fail((request,), error, CANCELLED)
 
     # Running

@@ -40,8 +40,6 @@ log = logging.getLogger("stubserve.model")
 class Delivery:
     """Passes on the answers to one model version's requests, and counts them."""
 
-    __slots__ = ("_draining", "_orderer", "_owed", "_signature", "_statistics", "_traced", "latencies", "respond")
-
     def __init__(
         self, signature: Signature, statistics: ModelStatistics, draining: Draining, keep_order: bool = False
     ) -> None:
@@ -164,8 +162,7 @@ class Delivery:
 
     def _end_trace(self, request: Request) -> None:
         try:
-            assert request.trace is not None
-            request.trace.end(request)
+            request.end_trace()
         except Exception:
             log.exception("a trace of model '%s' is lost", self._signature.model)
 

@@ -196,11 +196,12 @@ class Dispatcher:
                 last = instance
             for request in work.requests:
                 request.compute_start_ns = now_ns
-                if request.trace is not None:
-                    request.trace.join(instance.name, work)
             try:
                 self._depth.handed_out(instance, work, self._scheduler.queued)
                 instance.execute(work)
+                for request in work.requests:
+                    if request.trace is not None:
+                        request.trace.join(instance.name, work.number, work.size)
             except Exception as raised:
                 refusing.add(instance)
                 self._on_refused(instance, work, raised)

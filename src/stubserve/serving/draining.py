@@ -15,8 +15,6 @@ class Draining:
     Hot code counts `under_way` itself, and calls `tell` after counting down while `awaited` is true.
     """
 
-    __slots__ = ("_drained", "awaited", "under_way")
-
     def __init__(self) -> None:
         self.under_way = 0
         # Whether somebody waits for zero, and what is set then

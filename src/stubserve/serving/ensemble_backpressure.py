@@ -30,8 +30,6 @@ Run = StepRun[FlowTensor]
 class Gate:
     """The gate of one step, for `limit` requests at a time."""
 
-    __slots__ = ("_inside", "_limit", "_waiting")
-
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._inside = 0

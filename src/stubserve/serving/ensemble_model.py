@@ -20,9 +20,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from stubserve.errors import ServeError, unavailable
-from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import OTHER_FAILURE, REJECTED, SUCCESS, Request, Response
-from stubserve.inference.served_model import BlockingCall, ModelFinder, ServedModel, Waiter
+from stubserve.inference.served_model import BlockingCall, InstanceFacts, ModelFinder, ServedModel, Waiter
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
@@ -80,7 +79,6 @@ class EnsembleModel(AnsweringModel):
     # Requests
 
     def submit(self, request: Request, at_once: bool = False) -> None:
-        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
         if self._cache is None:
             self.enqueue(request)
         elif self._cache.enqueue(request, at_once):
@@ -92,19 +90,7 @@ class EnsembleModel(AnsweringModel):
             self._poll_is_due = True
             self._loop.call_soon(self._begin_runs)
 
-    def enqueue(self, request: Request) -> None:
-        """As `submit`, for a caller that polls when all that arrive together are queued."""
-        if self._cache is None:
-            self._queue(request)
-            self._delivery.expect(request)
-        else:
-            self._cache.enqueue(request)
-
     def _queue(self, request: Request, follows: bool = False) -> None:
-        """Queues a request; one that `follows` another, whose answer it waits for, gets a place only.
-
-        Raises ServeError when it is served no more, and where too many wait.
-        """
         try:
             if self._closed:
                 raise self._unavailable()

@@ -197,7 +197,6 @@ class EnsembleRun:
         request = step_request(run.inputs, self.request, model.signature, self._flow.asked_of(run.step))
         call = StepCall(run, model, self.answered)
         self._calls[call] = None
-        request.on_response = call.on_response
         if self.request.trace is not None:
             request.trace = self.request.trace.child(model.name, model.version, request.request_start_ns)
         try:

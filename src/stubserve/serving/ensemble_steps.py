@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from stubserve_stub.wire.options import RequestOptions
+
 from stubserve.inference.call import Call
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, Response
-from stubserve.inference.request import unanswered as nobody
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
@@ -20,24 +21,22 @@ from stubserve.schedulers.ensemble.plan import Made
 
 _SEQUENCE_FLAGS = {"sequence_start": SEQUENCE_START, "sequence_end": SEQUENCE_END}
 
-SequenceTag = tuple[int | str, int]
-
 
 class FlowTensor:
     """What flows: a tensor under the name that its maker knows, and whether its first dimension is a batch.
 
-    `sequence` is the correlation id and the flags that it was made with, None for what the caller gave; `overrides`
-    says that the step which made it has set them, for whoever reads it.
+    `options` are those that it was made with, None for what the caller gave; `overrides` says that the step which made
+    it has set some of them, for whoever reads it.
     """
 
-    __slots__ = ("is_batch", "overrides", "sequence", "tensor")
+    __slots__ = ("is_batch", "options", "overrides", "tensor")
 
     def __init__(
-        self, tensor: Tensor, is_batch: bool, sequence: SequenceTag | None = None, overrides: bool = False
+        self, tensor: Tensor, is_batch: bool, options: RequestOptions | None = None, overrides: bool = False
     ) -> None:
         self.tensor = tensor
         self.is_batch = is_batch
-        self.sequence = sequence
+        self.options = options
         self.overrides = overrides
 
 
@@ -64,20 +63,22 @@ class Prospect(NamedTuple):
     request: Request | None = None
 
 
-def _sequence_of(request: Request, parameters: Mapping[str, Any] | None) -> tuple[SequenceTag, bool]:
-    """The sequence that a step's outputs belong to: its request's, but for what the step has said in its response."""
-    correlation_id, flags = request.correlation_id, request.flags
+def _options_of(request: Request, parameters: Mapping[str, Any] | None) -> tuple[RequestOptions, bool]:
+    """The options that go on with a step's outputs: its request's, but for the sequence that its response names.
+
+    And whether it names any.
+    """
+    options, overrides = request.options, False
     if not parameters:
-        return (correlation_id, flags), False
-    overrides = False
+        return options, False
     given = parameters.get("sequence_id")
     if isinstance(given, (int, str)) and not isinstance(given, bool):
-        correlation_id, overrides = given, True
+        options, overrides = options._replace(correlation_id=given), True
     for name, flag in _SEQUENCE_FLAGS.items():
         value = parameters.get(name)
         if isinstance(value, bool):
-            flags, overrides = (flags | flag if value else flags & ~flag), True
-    return (correlation_id, flags), overrides
+            options, overrides = options._replace(flags=options.flags | flag if value else options.flags & ~flag), True
+    return options, overrides
 
 
 def hold(tensor: Tensor, uses: int) -> Tensor:
@@ -121,25 +122,15 @@ def step_request(inputs: Mapping[str, FlowTensor], parent: Request, signature: S
 
     The holds on its inputs become the request's; what is not said by them is as in `parent`, the ensemble's request.
     """
-    sequence = (parent.correlation_id, parent.flags)
+    options = parent.options
     tensors = []
     for name, given in inputs.items():
         tensors.append(_step_input(name, given, signature))
-        if given.overrides and given.sequence is not None:
-            sequence = given.sequence
-    request = Request(
-        tensors,
-        nobody,
-        parent.id,
-        *sequence,
-        priority=parent.priority,
-        timeout_us=parent.timeout_us,
-        parameters=parent.parameters,
-        requested_outputs=asked,
-        # What it was given may lie in its client's shared memory; what it answers is the ensemble's to put there.
-        regions=None if parent.regions is None else {},
-        client=parent.client,
-    )
+        if given.overrides and given.options is not None:
+            options = given.options
+    # What it was given may lie in its client's shared memory; what it answers is the ensemble's to put there.
+    request = Request(tensors, parent.id, options, asked, None if parent.regions is None else {})
+    request.client = parent.client
     request.request_start_ns = time.monotonic_ns()
     return request
 
@@ -149,13 +140,13 @@ def step_outputs(
 ) -> dict[str, FlowTensor]:
     """The tensors of a step's response that somebody reads, held for them, by the names that its model knows."""
     is_batch = signature.max_batch_size > 0
-    sequence, overrides = _sequence_of(request, response.parameters)
+    options, overrides = _options_of(request, response.parameters)
     made: dict[str, FlowTensor] = {}
     for name, _, uses, _, _ in read:
         # The first of a name counts: a model may answer twice under one.
         for tensor in response.outputs:
             if tensor.name == name:
-                made[name] = FlowTensor(hold(tensor, uses), is_batch, sequence, overrides)
+                made[name] = FlowTensor(hold(tensor, uses), is_batch, options, overrides)
                 break
     return made
 
@@ -174,7 +165,7 @@ def _step_input(name: str, given: FlowTensor, signature: Signature) -> Tensor:
             shape = fit(shape, given.is_batch, known.dims, batches)
     if not isinstance(shape, tuple):
         shape = tuple(shape)
-    return Tensor(name, tensor.datatype, shape, tensor.data, span, tensor.offset, tensor.nbytes)
+    return tensor.again(name, shape)
 
 
 def ensemble_outputs(
@@ -186,18 +177,15 @@ def ensemble_outputs(
     # Upstream keeps them in a hash map, which gives them back last one first.
     batches = signature.max_batch_size > 0
     for name, made in reversed(outputs.items()):
-        tensor, sequence = made.tensor, made.sequence
+        tensor, options = made.tensor, made.options
         shape = tensor.shape
         if made.is_batch != batches:
             known = signature.outputs[name]
             shape = fit(shape, made.is_batch, known.dims if known.reshape is None else known.reshape, batches)
-        tensors.append(Tensor(name, tensor.datatype, shape, tensor.data, tensor.span, tensor.offset, tensor.nbytes))
-        if sequence is not None and tensor.nbytes:
-            parameters = {
-                "sequence_id": sequence[0],
-                "sequence_start": bool(sequence[1] & SEQUENCE_START),
-                "sequence_end": bool(sequence[1] & SEQUENCE_END),
-            }
+        tensors.append(tensor.again(name, shape))
+        if options is not None and tensor.nbytes:
+            flags = {name: bool(options.flags & flag) for name, flag in _SEQUENCE_FLAGS.items()}
+            parameters = {"sequence_id": options.correlation_id, **flags}
     return tensors, parameters
 
 

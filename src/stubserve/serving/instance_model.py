@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from stubserve.errors import Code, ServeError, unavailable
-from stubserve.inference.instance_facts import InstanceFacts
 from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED, Request, Response
-from stubserve.inference.served_model import Waiter
+from stubserve.inference.served_model import InstanceFacts, Waiter
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.work import Results
@@ -78,21 +77,12 @@ class InstanceModel(AnsweringModel):
     # Requests
 
     def submit(self, request: Request, at_once: bool = False) -> None:
-        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
         if self._cache is None:
             self._queue(request)
             self._delivery.expect(request)
         elif self._cache.enqueue(request, at_once):
             return
         self._poll_soon()
-
-    def enqueue(self, request: Request) -> None:
-        """As `submit`, for a caller that polls when all that arrive together are queued."""
-        if self._cache is None:
-            self._queue(request)
-            self._delivery.expect(request)
-        else:
-            self._cache.enqueue(request)
 
     def _queue(self, request: Request, follows: bool = False) -> None:
         dispatcher = self._dispatcher
@@ -111,7 +101,6 @@ class InstanceModel(AnsweringModel):
             raise
 
     def cancel(self, request: Request) -> None:
-        """The client of a submitted request is gone."""
         request.cancelled = True
         request.resume()
         self._delivery.cancelled(request)
@@ -122,7 +111,6 @@ class InstanceModel(AnsweringModel):
 
     @property
     def queued(self) -> int:
-        """Requests that wait to be executed."""
         return self._dispatcher.queued
 
     # What the instances tell
@@ -283,17 +271,12 @@ class InstanceModel(AnsweringModel):
         return self._instances.why_not_ready()
 
     def checks_readiness(self) -> bool:
-        """Whether the model defines `is_ready`."""
         return self._instances.checks_readiness()
 
     async def _ask_whether_ready(self) -> str:
         return await self._instances.ask_whether_ready()
 
     async def drained(self, patience_s: float = 0.0) -> bool:
-        """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something.
-
-        With a patience no longer than some batch has been executing for all of that time; False then.
-        """
         return await self._draining.drained_unless_hung(self._instances.running, patience_s)
 
     async def stop(self, timeout_s: float) -> None:

@@ -65,7 +65,7 @@ class SequenceModel(InstanceModel):
     def holds(self, request: Request) -> bool:
         """Whether the sequence of a request runs here, or in the model that this one takes over from."""
         former = self._former
-        return self._sequences.holds(request.correlation_id) or (former is not None and former.holds(request))
+        return self._sequences.holds(request.options.correlation_id) or (former is not None and former.holds(request))
 
     def submit(self, request: Request, at_once: bool = False) -> None:
         if self._former is None or not self._passes_on(request, self._former):
@@ -77,7 +77,8 @@ class SequenceModel(InstanceModel):
 
     def _passes_on(self, request: Request, former: SequenceModel) -> bool:
         """Submits a request to the model that this one takes over from, if its sequence runs there."""
-        if request.flags & SEQUENCE_START or self._sequences.holds(request.correlation_id) or not former.holds(request):
+        options = request.options
+        if options.flags & SEQUENCE_START or self._sequences.holds(options.correlation_id) or not former.holds(request):
             return False
         former.submit(request)
         return True

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.errors import ServeError, internal, invalid
-from stubserve.inference.request import Request, Response, unanswered
+from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.death import unhealthy
@@ -82,10 +82,8 @@ class WarmUp:
         begin = time.monotonic_ns()
         try:
             for _ in range(sample.requests):
-                requests.append(Request([], unanswered))
-                requests[-1].inputs.extend(map(self._placed, sample.inputs))
-                added.append([])
-                added[-1].extend(map(self._placed, sample.added))
+                requests.append(Request(self._placed(sample.inputs)))
+                added.append(self._placed(sample.added))
             batch = _Batch(self._model, instance, stub.pid, requests)
             now = time.monotonic_ns()
             for request in requests:
@@ -103,15 +101,24 @@ class WarmUp:
         # Where the load is given up meanwhile the stub is ended, and the batch hears of that.
         return await batch.errors
 
-    def _placed(self, sample: SampleInput) -> Tensor:
-        """A tensor with an input's bytes. Raises ServeError (503)."""
-        if sample.nbytes <= INLINE_BYTES:
-            data = bytearray(sample.nbytes)
-            sample.fill(memoryview(data))
-            return Tensor(sample.name, sample.datatype, sample.shape, bytes(data))
-        block = self._memory.block(sample.nbytes)
-        sample.fill(block.view)
-        return Tensor(sample.name, sample.datatype, sample.shape, None, block.whole())
+    def _placed(self, inputs: Iterable[SampleInput]) -> list[Tensor]:
+        """Tensors with the bytes of inputs. Raises ServeError (503), and then nothing is held."""
+        tensors: list[Tensor] = []
+        try:
+            for one in inputs:
+                data, span = None, None
+                if one.nbytes <= INLINE_BYTES:
+                    data = bytearray(one.nbytes)
+                    one.fill(memoryview(data))
+                else:
+                    block = self._memory.block(one.nbytes)
+                    one.fill(block.view)
+                    span = block.whole()
+                tensors.append(Tensor(one.name, one.datatype, one.shape, None if data is None else bytes(data), span))
+        except BaseException:
+            drop_blocks(tensors)
+            raise
+        return tensors
 
 
 class _Batch:

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from stubserve_stub.wire.datatypes import BOOL, BY_NUMBER, BYTES
 
-from stubserve.errors import Code, ServeError, internal, invalid
+from stubserve.errors import ServeError, internal, invalid
 from stubserve.inference.admission import admit
-from stubserve.inference.request import Request, unanswered
+from stubserve.inference.request import Request, refusal
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 
@@ -106,7 +106,6 @@ def sample_problems(config: Any, signature: Signature, model_dir: Path) -> Itera
 
 
 def _read(setting: Any, signature: Signature, model_dir: Path) -> Sample:
-    request = Request([], unanswered)
     # The map has no order of its own.
     named = sorted(setting.inputs.items())
     for name, given in named:
@@ -115,16 +114,16 @@ def _read(setting: Any, signature: Signature, model_dir: Path) -> Sample:
     inputs: list[SampleInput] = []
     added: list[SampleInput] = []
     for name, given in named:
-        one = _input(request, name, given, signature, model_dir)
+        one = _input(name, given, signature, model_dir)
         (inputs if name in signature.inputs else added).append(one)
-    request.inputs.extend([_unplaced(one) for one in inputs])
+    request = Request([_unplaced(one) for one in inputs])
     admit(request, signature)
     # Now in the shapes that the model sees.
     shaped = [replace(one, shape=tuple(tensor.shape)) for one, tensor in zip(inputs, request.inputs, strict=True)]
     return Sample(setting.name, setting.batch_size, max(setting.count, 1), shaped, added)
 
 
-def _input(request: Request, name: str, setting: Any, signature: Signature, model_dir: Path) -> SampleInput:
+def _input(name: str, setting: Any, signature: Signature, model_dir: Path) -> SampleInput:
     # As upstream counts: a shape without dimensions has no elements.
     elements = prod(setting.dims) if setting.dims else 0
     kind = BY_NUMBER.get(setting.data_type)
@@ -136,14 +135,14 @@ def _input(request: Request, name: str, setting: Any, signature: Signature, mode
         if setting.data_type == BYTES:
             nbytes = len(given)
         elif len(given) < nbytes:
-            raise request.refuse(
-                Code.INVALID_ARG,
+            raise refusal(
+                "",
                 f"warmup setting expects {nbytes} bytes, but the data provided from {setting.input_data_file}only has "
                 f"{len(given)} bytes",
             )
         given = given[:nbytes]
     elif source is None:
-        raise request.refuse(Code.INVALID_ARG, f"warmup setting expects input '{name}' to have input_data_type set")
+        raise refusal("", f"warmup setting expects input '{name}' to have input_data_type set")
     batches = signature.max_batch_size > 0
     shape = (1, *setting.dims) if batches else tuple(setting.dims)
     random = source == "random_data" and setting.data_type != BYTES

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from stubserve_stub.api.bls import received
 from stubserve_stub.api.tensors import Tensor as StubTensor
+from stubserve_stub.wire.options import RequestOptions
 from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
 
 from stubserve.testing.execution import LocalChannel
@@ -65,10 +66,7 @@ class LocalCalls:
         version: int,
         decoupled: bool,
         id: str,
-        correlation_id: int | str,
-        flags: int,
-        timeout_us: int,
-        parameters: Any,
+        options: RequestOptions,
         trace: object,
         names: list[str] | None,
         inputs: list[Any],
@@ -84,14 +82,14 @@ class LocalCalls:
         ]
         request = InferenceRequest(
             id,
-            correlation_id,
+            options.correlation_id,
             tensors,
             names or [],
             name,
             version,
-            flags,
-            timeout_us,
-            parameters=parameters,
+            options.flags,
+            options.timeout_us,
+            parameters=dict(options.parameters or {}),
         )
         result = function(request)
         if isinstance(result, InferenceResponse | Mapping):

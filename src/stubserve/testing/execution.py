@@ -89,7 +89,7 @@ class LocalExecutor:
 
     def _execute(self, number: int, requests: list[Prepared]) -> tuple[list[Any], set[Any]]:
         wires = [request.wire for request in requests]
-        sequences = [self._sequences.setdefault(wire[1], len(self._sequences) + 1) for wire in wires]
+        sequences = [self._sequences.setdefault(wire[1].correlation_id, len(self._sequences) + 1) for wire in wires]
         wire_batch = Batch(self.channel, number, wires, sequences)  # type: ignore[arg-type]
         batch = ModelBatch(wire_batch, self._senders, [], self._states)
         for received, request in zip(batch.requests, requests, strict=True):

@@ -114,7 +114,7 @@ class LoadedModel:
                     request.correlation_id(),
                     request.flags(),
                     request.timeout(),
-                    request._parameters,
+                    request._options.parameters,
                 )
             ]
         )

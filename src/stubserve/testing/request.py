@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from stubserve_stub.api import tensors as stub
 from stubserve_stub.wire.datatypes import BY_NUMBER
+from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.inference.admission import admit
 from stubserve.inference.request import Request as Admitted
-from stubserve.inference.request import unanswered
 from stubserve.inference.signature import Signature, TensorSignature
 from stubserve.inference.tensor import Tensor
 
@@ -70,22 +70,20 @@ def prepare(request: Request | Mapping[str, Any], signature: Signature, states: 
     inputs = [_tensor(name, value, signature.inputs.get(name)) for name, value in request.inputs.items()]
     admitted = Admitted(
         inputs,
-        unanswered,
         request.id,
-        request.correlation_id,
-        request.flags,
-        timeout_us=request.timeout_us,
-        parameters=dict(request.parameters) if request.parameters else None,
-        requested_outputs=None if request.outputs is None else list(request.outputs),
+        RequestOptions(
+            request.correlation_id,
+            request.flags,
+            timeout_us=request.timeout_us,
+            parameters=dict(request.parameters) if request.parameters else None,
+        ),
+        None if request.outputs is None else list(request.outputs),
     )
     admit(admitted, signature)
     names = OutputNames(request.outputs or list(signature.outputs), {*signature.outputs, *states})
     wire = (
         admitted.id,
-        admitted.correlation_id,
-        admitted.flags,
-        admitted.timeout_us,
-        admitted.parameters,
+        admitted.options,
         None,  # nothing is traced
         names,
         [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in inputs],

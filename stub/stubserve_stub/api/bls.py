@@ -28,6 +28,7 @@ from stubserve_stub.runtime.outputs import Lease, own_offsets
 from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.layout import COPIED_BYTES, INLINE_BYTES
+from stubserve_stub.wire.options import RequestOptions
 from stubserve_stub.wire.places import AsList, InArena, Lent, Shared
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from stubserve_stub.wire.messages import WireResponse, WireTensor, WireTrace
 
 Target = Tuple[str, int]
-# (id, correlation id, flags, timeout in µs, parameters, trace, requested outputs, inputs)
-Request = Tuple[str, Any, int, int, Any, "WireTrace", Sequence[str], List[Tensor]]
+# (id, options, trace, requested outputs, inputs)
+Request = Tuple[str, RequestOptions, "WireTrace", Sequence[str], List[Tensor]]
 
 
 # After how many responses taken by an iterator, or bytes of them, the server is told. It holds the model that makes
@@ -225,11 +226,11 @@ def _open(
     refusal = _refusal(target, request)
     if refusal:
         return None, _refused(refusal, decoupled)
-    *head, names, tensors = request
+    id, options, trace, names, tensors = request
     inputs: List[WireTensor] = []
     try:
         inputs.extend(_input(calls.channel, tensor) for tensor in tensors)
-        return calls.open(target, decoupled, (*head, list(names) or None, inputs), on_answer), None
+        return calls.open(target, decoupled, (id, options, trace, list(names) or None, inputs), on_answer), None
     except ArenaFull as full:
         calls.channel.free(own_offsets(inputs))
         return None, _refused(str(full), decoupled, ErrorCode.UNAVAILABLE)
@@ -247,7 +248,7 @@ def _input(channel: Channel, tensor: Tensor) -> WireTensor:
 
 def _refusal(target: Target, request: Request) -> str:
     """Why the parameters of a request cannot be sent, empty if they can."""
-    refusal = params.refusal(request[4])
+    refusal = params.refusal(request[1].parameters)
     return "Model {} - Error when running inference: {}".format(target[0], refusal) if refusal else ""
 
 

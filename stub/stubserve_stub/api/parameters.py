@@ -7,12 +7,14 @@ sent by the server's own printer (no spaces, text not escaped to ASCII, numbers 
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Optional, Union
+from typing import Any, Dict, Mapping, Optional, Union
 
 from stubserve_stub.api.arguments import INT64_MAX, INT64_MIN, as_text
 from stubserve_stub.api.exceptions import TritonModelException
 
 Parameters = Dict[str, Union[bool, int, float, str]]
+# Those that are only read
+Given = Optional[Mapping[str, Any]]
 
 # Characters before which JSON wants a backslash, as the server's printer writes them.
 _ESCAPES = {chr(code): "\\u{:04X}".format(code) for code in range(0x20)}
@@ -36,7 +38,7 @@ def checked(parameters: Any) -> Optional[Parameters]:
     return dict(parameters) or None
 
 
-def refusal(parameters: Optional[Parameters]) -> str:
+def refusal(parameters: Given) -> str:
     """Why what a model passed cannot be sent, empty if it can.
 
     As upstream, which takes such parameters and has the request or response fail that carries them.
@@ -50,12 +52,12 @@ def refusal(parameters: Optional[Parameters]) -> str:
     return ""
 
 
-def given_json(parameters: Optional[Parameters]) -> str:
+def given_json(parameters: Given) -> str:
     """The JSON text of what a model passed."""
     return json.dumps(parameters) if parameters else "{}"
 
 
-def received_json(parameters: Optional[Parameters]) -> str:
+def received_json(parameters: Given) -> str:
     """The JSON text of what a client sent."""
     if not parameters:
         return "{}"

@@ -23,6 +23,7 @@ from stubserve_stub.api.constants import MemoryType
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.sender import InferenceResponseSender
 from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.wire.options import RequestOptions
 
 if TYPE_CHECKING:
     import asyncio
@@ -79,10 +80,8 @@ class InferenceRequest:
     """
 
     _id: str
-    _correlation_id: Union[int, str]
-    _flags: int
-    _timeout_us: int
-    _parameters: Optional[params.Parameters]
+    # A plain tuple of the same where they were received
+    _options: RequestOptions
     _requested_output_names: Sequence[str]
     _inputs: List[Tensor]
     # Of a request that a model made. All memory is the CPU's, whichever it prefers.
@@ -183,10 +182,9 @@ class InferenceRequest:
             )
         self._set(
             identifier,
-            _correlation_id(correlation_id),
-            bits,
-            timeout_us,
-            params.checked(parameters),
+            RequestOptions(
+                _correlation_id(correlation_id), bits, timeout_us=timeout_us, parameters=params.checked(parameters)
+            ),
             trace._wire,
             names,
             tensors,
@@ -197,10 +195,7 @@ class InferenceRequest:
     def _set(
         self,
         id: str,
-        correlation_id: Union[int, str],
-        flags: int,
-        timeout_us: int,
-        parameters: Optional[params.Parameters],
+        options: RequestOptions,
         trace: WireTrace,
         requested_output_names: Sequence[str],
         inputs: List[Tensor],
@@ -209,10 +204,7 @@ class InferenceRequest:
     ) -> None:
         """Has it be a request to `target`, or one that was received and is answered by the sender that is created."""
         self._id = id
-        self._correlation_id = correlation_id
-        self._flags = flags
-        self._timeout_us = timeout_us
-        self._parameters = parameters
+        self._options = options
         self._requested_output_names = requested_output_names
         self._inputs = inputs
         self._target = target
@@ -228,27 +220,30 @@ class InferenceRequest:
     def request_id(self) -> str:
         return self._id
 
+    def _said(self) -> RequestOptions:
+        return RequestOptions._make(self._options)
+
     def correlation_id(self) -> Union[int, str]:
-        return self._correlation_id
+        return self._said().correlation_id
 
     def flags(self) -> int:
-        return self._flags
+        return self._said().flags
 
     def set_flags(self, flags: int, /) -> None:
         bits = as_integer(flags, 0, UINT32_MAX)
         if bits is None:
             raise incompatible("set_flags", "(self: InferenceRequest, arg0: int) -> None", (self, flags))
-        self._flags = bits
+        self._options = self._said()._replace(flags=bits)
 
     def timeout(self) -> int:
         """Microseconds, 0 for none."""
-        return self._timeout_us
+        return self._said().timeout_us
 
     def parameters(self) -> str:
         """The parameters as JSON text, `{}` if there are none."""
         if self._target is None:
-            return params.received_json(self._parameters)
-        return params.given_json(self._parameters)
+            return params.received_json(self._said().parameters)
+        return params.given_json(self._said().parameters)
 
     def requested_output_names(self) -> Set[str]:
         return set(self._requested_output_names)
@@ -306,10 +301,7 @@ class InferenceRequest:
     def _outgoing(self) -> Tuple[bls.Target, bls.Request]:
         return self._target or ("", -1), (
             self._id,
-            self._correlation_id,
-            self._flags,
-            self._timeout_us,
-            self._parameters,
+            self._options,
             self._trace,
             self._requested_output_names,
             self._inputs,

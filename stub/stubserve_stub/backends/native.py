@@ -29,6 +29,7 @@ from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.arena import ArenaFull, bottom_of
 from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
+from stubserve_stub.wire.options import RequestOptions
 from stubserve_stub.wire.places import LIST, ZEROS, zeros
 
 
@@ -146,7 +147,7 @@ class NativeBackend(Backend):
     def _compute_with_states(self, states: States, batch: Batch, requests: List[NativeRequest]) -> List[NativeResponse]:
         """As `_compute`: each request is given its sequence's states, and the new ones are kept."""
         there = [(wire, number) for wire, number in zip(batch.requests, batch.sequences) if wire is not None]
-        updates = states.updates([number for _, number in there], [wire[2] for wire, _ in there])
+        updates = states.updates([number for _, number in there], [RequestOptions(*wire[1]).flags for wire, _ in there])
         try:
             responses = self._compute(batch, [_with_states(*pair, states) for pair in zip(requests, updates)])
             # In room that several share, the state of one that is silent would keep that of all.

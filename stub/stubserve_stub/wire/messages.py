@@ -25,8 +25,8 @@ read by whoever waits for them while the main thread is in `execute`::
     parent ▶ stub   (call, final, response, frees)
 
     requests  one for each slot of the batch, in order; None for a slot that is empty
-    request   (id, correlation_id, flags, timeout_us, parameters, trace, requested_outputs, inputs)
-    flags     Triton's for a request
+    request   (id, options, trace, requested_outputs, inputs)
+    options   see `stubserve_stub.wire.options`
     region_outputs   (slot, name, region, offset, nbytes): outputs that are to be written into clients' regions
     entries   one for each slot: a response; None where a sender answers, before or after, and for an empty slot;
               RESCHEDULED where the same request is to be executed again
@@ -61,6 +61,7 @@ from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple, Uni
 import msgpack
 
 from stubserve_stub.wire import places
+from stubserve_stub.wire.options import RequestOptions
 from stubserve_stub.wire.places import InArena, Place
 
 # parent ▶ stub
@@ -82,13 +83,11 @@ ACKNOWLEDGE = 2
 
 RESCHEDULED = 1
 
-Parameters = Optional[Dict[str, Any]]
 WireTensor = Tuple[str, int, Sequence[int], Place]
 WireTrace = Optional[Tuple[int, Optional[str]]]
-WireRequest = Tuple[
-    str, Union[int, str], int, int, Parameters, WireTrace, Optional[Sequence[str]], Sequence[WireTensor]
-]
-WireResponse = Tuple[Optional[Tuple[str, int]], Sequence[WireTensor], Parameters]
+# The options are a plain tuple where they were received.
+WireRequest = Tuple[str, RequestOptions, WireTrace, Optional[Sequence[str]], Sequence[WireTensor]]
+WireResponse = Tuple[Optional[Tuple[str, int]], Sequence[WireTensor], Optional[Dict[str, Any]]]
 # Slot, name, region, offset in it, size
 RegionOutput = Tuple[int, str, int, int, int]
 # A response, None or RESCHEDULED

@@ -42,10 +42,8 @@ def step(
     id: object, sequence: int | str, flag: str = "", timeout_ms: int = 0, width: int = 1, size: int = 1
 ) -> Request:
     """One request of a sequence."""
-    made = request(id, size, timeout_us=timeout_ms * 1000, width=width)
-    made.correlation_id = sequence
-    made.flags = FLAGS[flag]
-    return made
+    timeout_us = timeout_ms * 1000
+    return request(id, size, timeout_us=timeout_us, width=width, correlation_id=sequence, flags=FLAGS[flag])
 
 
 def places(work: Work) -> list[str | None]:

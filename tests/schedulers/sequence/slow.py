@@ -61,6 +61,8 @@ class Slow:
         # In the order in which they began; all that are not over
         self.sequences: list[OneSequence] = []
         self.lost: dict[int | str, int] = {}
+        # The last id that was given to a request without one
+        self.own_ids = 0
         # Under the oldest strategy, in the order in which they became ones, and when
         self.candidates: list[tuple[Request, OneSlot, int, OneSequence]] = []
         self.answers: list[tuple[str, str]] = []
@@ -73,10 +75,13 @@ class Slow:
 
     def enqueue(self, request: Request, now_ms: int) -> str:
         """Which error it is refused with, empty if it is taken."""
-        # Without an id it has the one that the scheduler, which has it first, has given it.
-        id, flags = request.sequence or (request.correlation_id, request.flags)
-        if not id:
+        id, flags = request.options.correlation_id, request.options.flags
+        if not id and not self.rules.iterative:
             return "no id"
+        if not id:
+            flags = SEQUENCE_START
+            while not id or any(one.id == id and one.open for one in self.sequences):
+                self.own_ids = id = self.own_ids + 1
         mine = [one for one in self.sequences if one.id == id and one.open]
         assert len(mine) <= 1
         if not mine:
@@ -97,9 +102,9 @@ class Slow:
         if flags & SEQUENCE_END and not self.rules.iterative:
             sequence.open = False
         if sequence.slot is None:
-            if request.timeout_us:
+            if request.options.timeout_us:
                 times = [
-                    now_ms + request.timeout_us // 1000,
+                    now_ms + request.options.timeout_us // 1000,
                     *([] if sequence.expires_ms is None else [sequence.expires_ms]),
                 ]
                 sequence.expires_ms = min(times)
@@ -252,7 +257,7 @@ class Slow:
                 del sequence.requests[0]
                 if self.rules.iterative:
                     slot.candidate = request
-                elif request.flags & SEQUENCE_END:
+                elif request.options.flags & SEQUENCE_END:
                     self.free(slot, now_ms)
             runs.append((instance, batch))
         return runs
@@ -265,7 +270,7 @@ class Slow:
                 request = sequence.requests.pop(0)
                 slot.candidate = request
                 self.candidates.append((request, slot, now_ms, sequence))
-                if request.flags & SEQUENCE_END and not self.rules.iterative:
+                if request.options.flags & SEQUENCE_END and not self.rules.iterative:
                     self.free(slot, now_ms)
         runs: list[tuple[int, list[str | None]]] = []
         for instance in list(self.idle):

@@ -10,15 +10,14 @@ import pytest
 from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.wire.options import RequestOptions
 
 
 def received(**given: Any) -> InferenceRequest:
+    options = RequestOptions(**{name: given.pop(name) for name in RequestOptions._fields if name in given})
     fields: dict[str, Any] = {
         "id": "",
-        "correlation_id": 0,
-        "flags": 0,
-        "timeout_us": 0,
-        "parameters": None,
+        "options": tuple(options),  # as messages have them
         "trace": None,
         "requested_output_names": ["OUT"],
         "inputs": [],

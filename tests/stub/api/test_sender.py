@@ -19,6 +19,7 @@ from stubserve_stub.backends.python.model import ContractBroken
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.layout import INLINE_BYTES
+from stubserve_stub.wire.options import NO_OPTIONS
 from stubserve_stub.wire.places import InArena
 
 FINAL = 1
@@ -71,7 +72,7 @@ class Bench:
     def __init__(self, decoupled: bool, requests: int = 1) -> None:
         self.channel = Channel()
         self.senders = Senders(self.channel, decoupled)
-        wire = [("id", 0, 0, 0, None, None, None, [("IN", 11, [1], b"\0\0\0\0")]) for _ in range(requests)]
+        wire = [("id", NO_OPTIONS, None, None, [("IN", 11, [1], b"\0\0\0\0")]) for _ in range(requests)]
         self.batch = ModelBatch(Batch(self.channel, 7, wire), self.senders, ["OUT"])  # type: ignore[arg-type]
         self.requests = self.batch.requests
 

@@ -13,6 +13,7 @@ from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BY_NAME, BYTES
+from stubserve_stub.wire.options import NO_OPTIONS
 
 from stubserve.model_config.complete import normalise
 from stubserve.model_config.parse import parse_text
@@ -114,4 +115,4 @@ numbers = {kind.numpy: kind.number for kind in BY_NAME.values()}
 
 def request(outputs: Sequence[str] | None = None, **inputs: Any) -> Any:
     tensors = [value if isinstance(value, tuple) else wire(name, value) for name, value in inputs.items()]
-    return ("id", 0, 0, 0, None, None, outputs, tensors)
+    return ("id", NO_OPTIONS, None, outputs, tensors)

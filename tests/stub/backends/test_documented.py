@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from stubserve_stub.backends.base import InstanceSetup
 from stubserve_stub.runtime.batch import Batch
+from stubserve_stub.wire.options import NO_OPTIONS
 
 from tests.stub.runtime.stub_memory import stub_memory
 
@@ -25,7 +26,7 @@ def test_the_example() -> None:
     array = np.arange(3000, dtype=np.float32)
     with stub_memory() as stub:
         place = stub.give(array.tobytes())
-        request: Any = ("", 0, 0, 0, None, None, None, [("INPUT0", 11, (3000,), tuple(place))])
+        request: Any = ("", NO_OPTIONS, None, None, [("INPUT0", 11, (3000,), tuple(place))])
         ((error, outputs, _),) = backend.execute(Batch(stub.channel, 1, [request]))
         assert error is None
         ((name, datatype, shape, where),) = outputs

@@ -12,6 +12,7 @@ from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeR
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BYTES
+from stubserve_stub.wire.options import NO_OPTIONS
 from stubserve_stub.wire.places import AsList, InArena, Lent, Shared
 
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
@@ -42,7 +43,7 @@ class Native(NativeBackend):
 
 
 def request(*inputs: Any, requested: Any = None) -> Any:
-    return ("id", 0, 0, 0, None, None, requested, inputs)
+    return ("id", NO_OPTIONS, None, requested, inputs)
 
 
 def batch(stub: StubMemory, *requests: Any) -> Batch:

@@ -18,8 +18,9 @@ from stubserve_stub.runtime import calls as calls_module
 from stubserve_stub.runtime.calls import Calls, OpenCall
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.options import NO_OPTIONS
 
-REQUEST: Any = ("", 0, 0, 0, None, None, None, [])
+REQUEST: Any = ("", NO_OPTIONS, None, None, [])
 TARGET = ("other", -1)
 
 

@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 from stubserve_stub.wire import layout, messages
+from stubserve_stub.wire.options import RequestOptions
 from stubserve_stub.wire.places import InArena, Lent, Shared
 
 REQUEST: messages.WireRequest = (
     "id",
-    7,
-    1,
-    1_000_000,
-    {"p": True},
+    RequestOptions(7, 1, 2, 1_000_000, {"p": True}),
     (9, "c"),
     ["OUT"],
     [("IN", 11, [1, 2], b"\1\2\3\4\5\6\7\x08"), ("BIG", 2, (2000,), InArena(4096, 2000)), ("S", 2, (9,), Shared(1, 9))],
 )
 REQUEST_HEX = (
-    "98a269640701ce000f424081a170c39209a16391a34f555493"
+    "95a26964950701"
+    "02ce000f424081a170c39209a16391a34f555493"
     "94a2494e0b920102c4080102030405060708"
     "94a34249470291cd07d09301cd1000cd07d0"
     "94a15302910993020109"
@@ -183,9 +182,9 @@ def test_requests_and_entries_come_out_as_they_went_in() -> None:
     messages.deliver(messages.handlers_of_parent(listener, listener), [messages.unpack(result)])
     requests = listener.heard[0][1]["requests"]
     *head, names, inputs = requests[0]
-    assert head == ["id", 7, 1, 1_000_000, {"p": True}, (9, "c")]
+    assert head == ["id", (7, 1, 2, 1_000_000, {"p": True}), (9, "c")]
     assert names == ("OUT",)
-    assert [place for _, _, _, place in inputs] == [place for _, _, _, place in REQUEST[7]]
+    assert [place for _, _, _, place in inputs] == [place for _, _, _, place in REQUEST[4]]
     response, open_, rescheduled, failed = listener.heard[1][1]["entries"]
     assert [place for _, _, _, place in response[1]] == [b"\0\0\0\0", Lent(64, 9, 32)]
     assert (open_, rescheduled) == (None, messages.RESCHEDULED)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgpack
+from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.api.placement import ReplyFormat, Slot
-from stubserve.inference.request import Request, unanswered
+from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature, TensorSignature
 from stubserve.inference.tensor import Tensor
 
@@ -65,21 +66,25 @@ def pack_request(
         (tensor.name, tensor.datatype, tensor.shape, tensor.data, tensor.offset, tensor.nbytes, tensor.strings)
         for tensor in request.inputs
     ]
-    said = (
-        request.id,
-        request.correlation_id,
-        request.flags,
-        request.priority,
-        request.timeout_us,
-        request.parameters,
-        request.requested_outputs,
-    )
-    return tensors, said, reply_format, regions
+    return tensors, (request.id, request.options, request.requested_outputs), reply_format, regions
 
 
-def unpack_request(packed: tuple[Any, ...]) -> tuple[Request, Any, Sequence[tuple[str, int, int]]]:
-    """The request; the reply's format where the job was to infer; and `regions` as they were packed."""
-    tensors, said, reply, regions = packed
+class Read(NamedTuple):
+    """What the process has read: what makes a request when its inputs have been placed, and how to reply.
+
+    `reply_format` is None but where the job was to infer; `regions` are as they were packed.
+    """
+
+    inputs: list[Tensor]
+    id: str
+    options: RequestOptions
+    requested_outputs: list[str] | None
+    reply_format: Any
+    regions: Sequence[tuple[str, int, int]]
+
+
+def unpack_request(packed: tuple[Any, ...]) -> Read:
+    tensors, (id, options, outputs), reply, regions = packed
     reply_format = None
     if reply is not None:
         slots, default_binary, empty_final = reply
@@ -90,6 +95,4 @@ def unpack_request(packed: tuple[Any, ...]) -> tuple[Request, Any, Sequence[tupl
         tensor = Tensor(name, datatype, shape, data, None, offset, nbytes)
         tensor.strings = strings
         inputs.append(tensor)
-    outputs = said[-1]
-    said = (*said[:-1], None if outputs is None else list(outputs))
-    return Request(inputs, unanswered, *said), reply_format, regions
+    return Read(inputs, id, RequestOptions(*options), None if outputs is None else list(outputs), reply_format, regions)

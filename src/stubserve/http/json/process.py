@@ -23,10 +23,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-from stubserve.api.placement import BodyPlacer, ReplyFormat, Slot, Store
+from stubserve.api.placement import BodyPlacer, ReplyFormat, Slot, Store, regions_of
 from stubserve.errors import Code, ServeError, internal
-from stubserve.http.infer_json import note_regions
-from stubserve.http.json.job import GENERATE, HEAD, IN_REGION, INFER, pack, pack_signature, unpack, unpack_request
+from stubserve.http.json.job import GENERATE, HEAD, IN_REGION, INFER, Read, pack, pack_signature, unpack, unpack_request
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
@@ -85,7 +84,7 @@ class JsonProcess:
         if holds is not None:
             exchange.add_done_callback(lambda _: holds.drop())
         try:
-            request, reply_format, regions = await asyncio.shield(exchange)
+            read = await asyncio.shield(exchange)
         except asyncio.CancelledError:
             exchange.add_done_callback(_discard)
             raise
@@ -94,27 +93,24 @@ class JsonProcess:
             # until the garbage collector comes by, counted by nobody.
             del exchange
         # What it left where it was is placed here: it knows no memory.
+        inputs, slots, reply_format = read.inputs, None, read.reply_format
         try:
-            pieces = iter(regions)
-            for at, tensor in enumerate(request.inputs):
+            pieces = iter(read.regions)
+            for at, tensor in enumerate(inputs):
                 if tensor.offset == IN_REGION:
-                    request.inputs[at] = placer.in_region(tensor.name, tensor.datatype, tensor.shape, *next(pieces))
+                    inputs[at] = placer.in_region(tensor.name, tensor.datatype, tensor.shape, *next(pieces))
                 elif tensor.data is None and tensor.span is None:
-                    request.inputs[at] = placer.slice(
-                        tensor.name, tensor.datatype, tensor.shape, tensor.offset, tensor.nbytes
-                    )
-            if regions:
-                request.regions = {}
+                    inputs[at] = placer.slice(tensor.name, tensor.datatype, tensor.shape, tensor.offset, tensor.nbytes)
             if reply_format is not None and reply_format.slots is not None:
                 slots = {name: _placed(slot, placer) for name, slot in reply_format.slots.items()}
                 reply_format = reply_format._replace(slots=slots)
-                note_regions(request, slots)
         except BaseException:
-            drop_blocks(request.inputs)
+            drop_blocks(inputs)
             raise
-        return request, reply_format
+        regions = regions_of(bool(read.regions), slots)
+        return Request(inputs, read.id, read.options, read.requested_outputs, regions), reply_format
 
-    async def _exchange(self, job: tuple[Any, ...], text: memoryview) -> tuple[Request, Any, Any]:
+    async def _exchange(self, job: tuple[Any, ...], text: memoryview) -> Read:
         """Has the worker read a text, which nobody else may do meanwhile."""
         loop = asyncio.get_running_loop()
         if self._idle is not None:
@@ -133,15 +129,15 @@ class JsonProcess:
             code, result = unpack(answer)
             if code is not None:
                 raise ServeError(Code(code), result)
-            request, reply_format, regions = unpack_request(result)
-            await self._receive_tensors(loop, connection, request.inputs, data_size)
+            read = unpack_request(result)
+            await self._receive_tensors(loop, connection, read.inputs, data_size)
         except (OSError, EOFError):
             log.error("the process that reads large JSON has ended while it read a request; it is started anew")
             self.close()
             raise internal("the process that read the request's JSON has ended; see the server's log") from None
         finally:
             self._idle = loop.call_later(IDLE_S, self.close)
-        return request, reply_format, regions
+        return read
 
     async def _receive_tensors(
         self, loop: asyncio.AbstractEventLoop, connection: socket.socket, tensors: list[Tensor], left: int
@@ -156,7 +152,7 @@ class JsonProcess:
                 await _skip(loop, connection, left)
                 drop_blocks(tensors)
                 raise
-            tensor.span, tensor.offset = block.whole(), block.offset
+            tensor.lie_in(block)
             await _receive(loop, connection, block.view)
             left -= tensor.nbytes
 
@@ -202,7 +198,7 @@ def _placed(slot: Slot, placer: BodyPlacer) -> Slot:
     return slot if slot.region is None else slot._replace(region=placer.output_in_region(*cast(Any, slot.region)))
 
 
-def _discard(exchange: asyncio.Future[tuple[Request, Any, Any]]) -> None:
+def _discard(exchange: asyncio.Future[Read]) -> None:
     """Nobody waits for its result any longer."""
     with contextlib.suppress(ServeError):
-        drop_blocks(exchange.result()[0].inputs)
+        drop_blocks(exchange.result().inputs)

@@ -17,8 +17,6 @@ from stubserve.schedulers.sequence.slots import SequenceId, SequenceSlot
 class ActiveSequences:
     """Which slot each of them has. One is over when it has been idle for `max_idle_ns`, unless that is None."""
 
-    __slots__ = ("_checks", "_lost", "_max_idle_ns", "_numbers", "_slots", "slot_of")
-
     def __init__(self, max_idle_ns: int | None) -> None:
         self._max_idle_ns = max_idle_ns
         self._slots: dict[SequenceId, SequenceSlot] = {}

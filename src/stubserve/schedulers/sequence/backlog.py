@@ -29,8 +29,6 @@ class Waiting:
 class Backlog:
     """The sequences without a slot. What is added, taken or cancelled costs the same however many wait."""
 
-    __slots__ = ("_expiring", "_number", "_of_request", "_open", "_waiting")
-
     def __init__(self) -> None:
         self._waiting: OrderedDict[Waiting, None] = OrderedDict()
         # Those that further requests belong to
@@ -52,8 +50,8 @@ class Backlog:
             self._waiting[waiting] = None
         waiting.requests.append(request)
         self._of_request[request] = waiting
-        if request.timeout_us:
-            expires_ns = now_ns + request.timeout_us * 1000
+        if request.options.timeout_us:
+            expires_ns = now_ns + request.options.timeout_us * 1000
             if waiting.expires_ns is None or expires_ns < waiting.expires_ns:
                 waiting.expires_ns = expires_ns
                 heapq.heappush(self._expiring, (expires_ns, next(self._number), waiting))

@@ -27,6 +27,8 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from stubserve_stub.wire.options import RequestOptions
+
 from stubserve.errors import ServeError
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
 from stubserve.inference.work import Decision, Grouping, Instance, Work
@@ -36,32 +38,11 @@ from stubserve.schedulers.sequence.active import ActiveSequences
 from stubserve.schedulers.sequence.backlog import Backlog
 from stubserve.schedulers.sequence.controls import Controls
 from stubserve.schedulers.sequence.refusals import Refusals
-from stubserve.schedulers.sequence.slots import Departures, SequenceId, SequenceSlot, SlotQueues, Slots, sequence_of
+from stubserve.schedulers.sequence.slots import Departures, SequenceId, SequenceSlot, SlotQueues, Slots
 
 
 class SequenceBatcher(Scheduler):
     """What the strategies have in common. An instance of the model that `config` describes has `slots_each` slots."""
-
-    __slots__ = (
-        "_active",
-        "_answers",
-        "_auto_ids",
-        "_backlog",
-        "_controls",
-        "_departures",
-        "_executing",
-        "_grouping",
-        "_hold",
-        "_iterative",
-        "_now_ns",
-        "_over",
-        "_queues",
-        "_refusals",
-        "_slots",
-        "keeps_states",
-        "when_quiet",
-        "when_vacant",
-    )
 
     has_slots = True
 
@@ -103,8 +84,8 @@ class SequenceBatcher(Scheduler):
         """There is a new instance."""
 
     @abc.abstractmethod
-    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[Request]:
-        """An instance is gone; returns requests of it that wait elsewhere than in the queues of slots."""
+    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[tuple[Request, SequenceId]]:
+        """An instance is gone; returns requests of these slots that wait elsewhere than in the slots' queues."""
 
     @abc.abstractmethod
     def _idles(self, instance: Instance) -> None:
@@ -136,9 +117,9 @@ class SequenceBatcher(Scheduler):
         self._now_ns = request.queue_start_ns = now_ns
         if request.batch_size > 1:
             raise self._refusals.rows()
-        sequence, flags = request.correlation_id, request.flags
+        sequence, flags = request.options.correlation_id, request.options.flags
         if not sequence:
-            sequence, flags = request.sequence = self._own_sequence()
+            sequence, flags = self._own_sequence(), SEQUENCE_START
         slot = self._active.slot_of(sequence)
         if flags & SEQUENCE_START or slot is None:
             slot = self._begin(sequence, flags, slot)
@@ -155,13 +136,20 @@ class SequenceBatcher(Scheduler):
         if request.cancelled:
             self.cancel(request)
 
-    def _own_sequence(self) -> tuple[SequenceId, int]:
-        """What a request without an id runs as."""
+    def _own_sequence(self) -> SequenceId:
+        """The id of a sequence that begins with a request without one."""
         if not self._iterative:
             raise self._refusals.no_id()
         while self.holds(next_id := next(self._auto_ids)):
             pass
-        return next_id, SEQUENCE_START
+        return next_id
+
+    def _told(self, request: Request, slot: SequenceSlot) -> RequestOptions | None:
+        """What the model is told in place of a request's own options: only its first execution has flags."""
+        if not self._iterative or (request.options.correlation_id and slot.again is not request):
+            return None
+        flags = 0 if slot.again is request else SEQUENCE_START
+        return request.options._replace(correlation_id=slot.sequence, flags=flags)
 
     def _begin(self, sequence: SequenceId, flags: int, slot: SequenceSlot | None) -> SequenceSlot | None:
         """The slot of a request that has START or of which the sequence has none; None for the backlog."""
@@ -184,7 +172,7 @@ class SequenceBatcher(Scheduler):
         if slot is None:
             return False
         request.queue_start_ns = slot.last_ns = now_ns
-        request.sequence = (sequence_of(request), 0)
+        slot.again = request
         slot.running = None
         self._queues.put_back(slot, request)
         self._filled(slot)
@@ -198,7 +186,7 @@ class SequenceBatcher(Scheduler):
             for request in work.requests:
                 slot = executing.pop(request, None)
                 if slot is not None:
-                    slot.running = None
+                    slot.running = slot.again = None
                     if slot.queue:
                         self._filled(slot)
                     elif self._iterative:
@@ -291,10 +279,10 @@ class SequenceBatcher(Scheduler):
             if slot.running is not None:
                 self._executing.pop(slot.running, None)
                 slot.running = None
-            lost += self._queues.clear(slot)
+            lost += [(request, slot.sequence) for request in self._queues.clear(slot)]
             self._active.lose(slot, name)
         self._active.tidy(self._now_ns)
-        self._answers += [(request, self._refusals.lost(sequence_of(request), name)) for request in lost]
+        self._answers += [(request, self._refusals.lost(sequence, name)) for request, sequence in lost]
 
     # What to do now
 

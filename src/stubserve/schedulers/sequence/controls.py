@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, BYTES
+from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
 from stubserve.inference.tensor import Tensor
@@ -25,8 +26,6 @@ class Controls:
 
     Made from a validated `ModelConfig`. Tensors that are the same for many requests are the same object.
     """
-
-    __slots__ = ("_by_flags", "_correlation_id", "_empty", "_shape")
 
     def __init__(self, config: Any) -> None:
         self._shape = [1, 1] if config.max_batch_size else [1]
@@ -48,12 +47,12 @@ class Controls:
                 [kinds[kind][truth] for kind, truth in zip(_KINDS, truths, strict=True) if kind in kinds]
             )
 
-    def of(self, request: Request, slot: SequenceSlot) -> Sequence[Tensor]:
-        """What is added to a request's own inputs; the slot remembers what its next one is likely to have as well."""
-        correlation_id, flags = request.correlation_id, request.flags
-        if request.sequence is not None:
-            correlation_id, flags = request.sequence
-        flags &= _BOTH
+    def of(self, options: RequestOptions, slot: SequenceSlot) -> Sequence[Tensor]:
+        """What is added to the inputs of a request with these options.
+
+        The slot remembers what its next request is likely to have as well.
+        """
+        correlation_id, flags = options.correlation_id, options.flags & _BOTH
         if self._correlation_id is None:
             return self._by_flags[flags]
         if not flags and slot.controls is not None and slot.controls[0] == correlation_id:

@@ -15,20 +15,20 @@ from math import ceil
 from operator import attrgetter
 from typing import Any
 
+from stubserve_stub.wire.options import RequestOptions
+
 from stubserve.inference.request import SEQUENCE_END, Request
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.work import Decision, Instance, Work
 from stubserve.schedulers.hold import Hold
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
-from stubserve.schedulers.sequence.slots import SequenceSlot
+from stubserve.schedulers.sequence.slots import SequenceId, SequenceSlot
 
 _BY_INDEX = attrgetter("index")
 
 
 class DirectBatcher(SequenceBatcher):
     """Slots are places in the batch: max_batch_size of an instance, one where that is 0."""
-
-    __slots__ = ("_delay_ns", "_due", "_enough", "_idle", "_ready")
 
     def __init__(self, config: Any, hold: Hold | None = None) -> None:
         slots = max(1, config.max_batch_size)
@@ -54,7 +54,7 @@ class DirectBatcher(SequenceBatcher):
     def _joins(self, instance: Instance) -> None:
         self._ready[instance] = {}
 
-    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[Request]:
+    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[tuple[Request, SequenceId]]:
         self._idle.discard(instance)
         self._due.pop(instance, None)
         del self._ready[instance]
@@ -97,6 +97,7 @@ class DirectBatcher(SequenceBatcher):
         key = None if grouping is None else grouping.key(first)
         requests: list[Request | None] = []
         extras: list[Sequence[Tensor]] = []
+        options: list[RequestOptions | None] = []
         sequences: list[int] = []
         # All empty places of a batch look the same.
         nothing: Sequence[Tensor] | None = None
@@ -109,22 +110,26 @@ class DirectBatcher(SequenceBatcher):
                     nothing = controls.of_empty_slot(first)
                 requests += [None] * empty
                 extras += [nothing] * empty
+                options += [None] * empty
                 sequences += [0] * empty
             if fits:
                 self._queues.take(slot)
                 requests.append(request)
-                extras.append(controls.of(request, slot))
+                told = self._told(request, slot)
+                options.append(told)
+                extras.append(controls.of(told or request.options, slot))
                 sequences.append(slot.number)
                 if self._iterative:
                     slot.running = request
                     self._executing[request] = slot
-                elif request.flags & SEQUENCE_END:
+                elif request.options.flags & SEQUENCE_END:
                     self._release(slot)
                 elif slot.over and not slot.queue:
                     self._departures.add(slot)
             if slot.queue and slot.running is None:
                 self._filled(slot)
         work = Work.of_slots(requests, extras if any(extras) else None)
+        work.options = options if any(options) else None
         if self.keeps_states:
             work.sequences = sequences
         return work

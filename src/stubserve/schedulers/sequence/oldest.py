@@ -21,7 +21,7 @@ from stubserve.inference.request import SEQUENCE_END, Request
 from stubserve.inference.work import Decision, Instance, Work
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
-from stubserve.schedulers.sequence.slots import SequenceSlot
+from stubserve.schedulers.sequence.slots import SequenceId, SequenceSlot
 
 
 class OldestBatcher(SequenceBatcher):
@@ -29,17 +29,6 @@ class OldestBatcher(SequenceBatcher):
 
     Everything is kept back until `hold_until` requests wait (`schedulers.hold`).
     """
-
-    __slots__ = (
-        "_batchers",
-        "_candidates",
-        "_delay_us",
-        "_due",
-        "_hold_each",
-        "_max_batch_size",
-        "_preferred",
-        "_ready",
-    )
 
     def __init__(self, config: Any, hold_until: int = 0) -> None:
         oldest = config.sequence_batching.oldest
@@ -65,14 +54,16 @@ class OldestBatcher(SequenceBatcher):
             self._max_batch_size, self._preferred, self._delay_us, self._grouping, None, self._hold_each
         )
 
-    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[Request]:
+    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[tuple[Request, SequenceId]]:
         self._due.pop(instance, None)
         for slot in slots:
             self._ready.pop(slot, None)
-        candidates = self._batchers.pop(instance).drain()
-        for request in candidates:
-            self._candidates.pop(request, None)
-        return candidates
+        lost = []
+        for request in self._batchers.pop(instance).drain():
+            sequence = request.options.correlation_id
+            candidate = self._candidates.pop(request, None)
+            lost.append((request, sequence or (0 if candidate is None else candidate[0].sequence)))
+        return lost
 
     def _idles(self, instance: Instance) -> None:
         self._batchers[instance].instance_idle(instance)
@@ -139,7 +130,7 @@ class OldestBatcher(SequenceBatcher):
         self._candidates[request] = (slot, slot.number, request.queue_start_ns)
         self._batchers[slot.instance].enqueue(request, now_ns)
         self._due[slot.instance] = None
-        if request.flags & SEQUENCE_END and not self._iterative:
+        if request.options.flags & SEQUENCE_END and not self._iterative:
             self._release(slot)
         elif slot.over and not slot.queue:
             self._departures.add(slot)
@@ -147,12 +138,16 @@ class OldestBatcher(SequenceBatcher):
     def _with_controls(self, work: Work) -> Work:
         extras = []
         sequences = []
+        options = []
         for request in work.requests:
             slot, number, request.queue_start_ns = self._candidates.pop(request)
             self._executing[request] = slot
-            extras.append(self._controls.of(request, slot))
+            told = self._told(request, slot)
+            options.append(told)
+            extras.append(self._controls.of(told or request.options, slot))
             sequences.append(number)
         work = Work.of_slots(work.requests, extras if any(extras) else None)
+        work.options = options if any(options) else None
         if self.keeps_states:
             work.sequences = sequences
         return work

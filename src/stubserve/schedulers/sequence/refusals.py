@@ -13,8 +13,6 @@ log = logging.getLogger("stubserve.scheduler")
 class Refusals:
     """The texts for one model."""
 
-    __slots__ = ("_model",)
-
     def __init__(self, model: str) -> None:
         self._model = model
 

@@ -14,24 +14,21 @@ from stubserve.inference.work import Instance
 SequenceId = int | str
 
 
-def sequence_of(request: Request) -> SequenceId:
-    """The id of the sequence that a request belongs to: its client's, or one that the batcher has given it."""
-    return request.correlation_id if request.sequence is None else request.sequence[0]
-
-
 class SequenceSlot:
     """One slot of an instance, which joined as number `joined`.
 
     `queue` are the requests of the sequence that has it, in order. `over` says that none will come to them, so that the
     slot is free behind the last. `number` is that of the sequence, which no other sequence has ever had: clients use
     their ids again; 0 when the slot is free. `running` is the request that keeps the next one from running, where the
-    strategy knows such a thing. `gone` says that its instance is.
+    strategy knows such a thing. `again` is the one that has executed before, until it is not executed once more. `gone`
+    says that the slot's instance is.
 
     `last_ns` is when the last request came, `watched` whether somebody will look whether that is too long ago.
     `controls` are the control inputs of a request in the middle of a sequence, with its id, once they have been made.
     """
 
     __slots__ = (
+        "again",
         "controls",
         "gone",
         "index",
@@ -58,6 +55,7 @@ class SequenceSlot:
         self.queue: deque[Request] = deque()
         self.over = True
         self.running: Request | None = None
+        self.again: Request | None = None
         self.last_ns = 0
         self.controls: tuple[SequenceId, Sequence[Tensor]] | None = None
 
@@ -67,8 +65,6 @@ class SequenceSlot:
 
 class SlotQueues:
     """The queues of all slots. They are read as `slot.queue`, and changed here alone."""
-
-    __slots__ = ("_slot_of",)
 
     def __init__(self) -> None:
         self._slot_of: dict[Request, SequenceSlot] = {}
@@ -121,8 +117,6 @@ class SlotQueues:
 class _Row:
     """The slots of one instance, of which those with the highest indexes are made when they are first needed."""
 
-    __slots__ = ("closed", "instance", "joined", "slots", "taken")
-
     def __init__(self, instance: Instance, joined: int) -> None:
         self.instance = instance
         self.joined = joined
@@ -135,8 +129,6 @@ class _Row:
 
 class Slots:
     """`each` slots of every instance. Taking one and giving it back costs the logarithm of how many are free."""
-
-    __slots__ = ("_closing", "_each", "_free", "_joined", "_rows")
 
     def __init__(self, each: int) -> None:
         self._each = each
@@ -210,6 +202,7 @@ class Slots:
     def give_back(self, slot: SequenceSlot) -> None:
         """A slot is free again."""
         slot.number = 0
+        slot.again = None
         row = self._rows[slot.instance]
         row.taken -= 1
         if not row.closed:
@@ -235,8 +228,6 @@ class Departures:
     A slot may be added again before its instance is idle. So the number of the sequence is kept with it: a slot that
     has been free in the meantime, and may be another sequence's by now, is left alone.
     """
-
-    __slots__ = ("_later", "_leaving")
 
     def __init__(self) -> None:
         # With the numbers of their sequences

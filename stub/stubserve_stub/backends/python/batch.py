@@ -43,7 +43,7 @@ class ModelBatch:
         # What each request does with the states of its sequence; empty for models without implicit state
         self._updates: Sequence[StateUpdate] = ()
         if states is not None and batch.sequences:
-            self._updates = states.updates(batch.sequences, [request._flags for request in self.requests])
+            self._updates = states.updates(batch.sequences, [request.flags() for request in self.requests])
             for request, update in zip(self.requests, self._updates):
                 for tensor, spec in zip(update.tensors, states.specs):
                     request._inputs.append(state_tensor(states, tensor, spec.in_place))
@@ -51,7 +51,7 @@ class ModelBatch:
     def _request(self, wire: Optional[WireRequest], output_names: List[str]) -> InferenceRequest:
         if wire is None:
             raise Refusal("a slot of the batch is empty, which Python models have no way to see")
-        request_id, correlation_id, flags, timeout_us, parameters, trace, requested, wire_inputs = wire
+        request_id, options, trace, requested, wire_inputs = wire
         inputs = []
         for name, datatype, shape, data in wire_inputs:
             if isinstance(data, bytes):
@@ -73,10 +73,7 @@ class ModelBatch:
         request: InferenceRequest = object.__new__(InferenceRequest)
         request._set(
             request_id,
-            correlation_id,
-            flags,
-            timeout_us,
-            parameters,
+            options,
             trace,
             output_names if requested is None else requested,
             inputs,

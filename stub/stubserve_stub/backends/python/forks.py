@@ -26,6 +26,7 @@ from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.outputs import InMessages
 from stubserve_stub.wire import messages
+from stubserve_stub.wire.options import RequestOptions
 
 _LENGTH = struct.Struct("=Q")
 
@@ -126,10 +127,10 @@ class Forks:
 
 def _answer(target: bls.Target, request: Any, decoupled: bool) -> Tuple[Optional[str], Any]:
     """(what `bls.execute` has raised, responses) for a request of a forked process."""
-    *head, names, tensors = request
+    id, options, trace, names, tensors = request
     inputs = [Tensor._received(name, datatype, shape, data, None) for name, datatype, shape, data in tensors]
     try:
-        answer = bls.execute(target, (*head, names, inputs), decoupled)
+        answer = bls.execute(target, (id, RequestOptions(*options), trace, names, inputs), decoupled)
         return None, [_wire(response) for response in (answer if decoupled else (answer,))]
     except TritonModelException as refused:
         return str(refused), ()

@@ -16,6 +16,7 @@ from stubserve_stub.backends.python.backend import PythonBackend
 from stubserve_stub.backends.python.model import ContractBroken, Model
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.host import Host
+from stubserve_stub.wire.options import NO_OPTIONS
 from stubserve_stub.wire.places import InArena, Lent
 
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
@@ -45,7 +46,7 @@ def python_backend(stub: StubMemory, execute: Callable[[list[Any]], Any], decoup
 
 
 def batch(stub: StubMemory, *places: Any) -> Batch:
-    requests: Any = [("", 0, 0, 0, None, None, None, [("IN", FP32, (10_000,), tuple(place))]) for place in places]
+    requests: Any = [("", NO_OPTIONS, None, None, [("IN", FP32, (10_000,), tuple(place))]) for place in places]
     return Batch(stub.channel, 7, requests)
 
 

@@ -20,6 +20,7 @@ from stubserve_stub.wire import messages, strings
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import Grant, Ledger
 from stubserve_stub.wire.datatypes import BYTES
+from stubserve_stub.wire.options import NO_OPTIONS
 from stubserve_stub.wire.places import AsList, InRegion, Lent, Place, Shared, Zeros
 from stubserve_stub.wire.stub_arena import StubArena
 
@@ -47,10 +48,7 @@ def batch(channel: Channel, *slots: Any) -> ModelBatch:
 def request(*places: Place, elements: int = 1024) -> messages.WireRequest:
     return (
         "",
-        0,
-        0,
-        0,
-        None,
+        NO_OPTIONS,
         None,
         None,
         [(f"IN{index}", FP32, (elements,), place) for index, place in enumerate(places)],
