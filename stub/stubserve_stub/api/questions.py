@@ -85,27 +85,25 @@ def load_model(model_name: str, config: str = "", files: Optional[Any] = None) -
         raise TritonModelException(
             "failed to load model '{}', files should be a dictionary of file paths and file contents".format(name)
         )
-    contents = {_path(key): _content(value) for key, value in (files or {}).items()}
+    contents = {}
+    for key, value in (files or {}).items():
+        contents[_path(key)] = value
+        _require(bytes, value)
     _ask("load_model", "Failed to load model", model=name, config=text, files=contents)
 
 
 def _path(key: Any) -> str:
     """The path in a key `file:<path>`."""
-    if not isinstance(key, str):
-        raise _not_a("str", key)
+    _require(str, key)
     if not key.startswith("file:"):
         raise TritonModelException("Failed to load model: unrecognized load parameter '{}'.".format(key))
-    return key[len("file:") :]
+    path: str = key[len("file:") :]
+    return path
 
 
-def _content(value: Any) -> bytes:
-    if not isinstance(value, bytes):
-        raise _not_a("bytes", value)
-    return value
-
-
-def _not_a(wanted: str, value: Any) -> TypeError:
-    return TypeError("Object of type '{}' is not an instance of '{}'".format(type(value).__name__, wanted))
+def _require(wanted: type, value: Any) -> None:
+    if not isinstance(value, wanted):
+        raise TypeError("Object of type '{}' is not an instance of '{}'".format(type(value).__name__, wanted.__name__))
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:

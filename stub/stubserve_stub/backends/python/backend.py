@@ -90,7 +90,7 @@ class PythonBackend(Backend):
         warn = functools.partial(host.log, codes.LOG_WARNING, "model.py", 0)
         check = OutputCheck(host.check_outputs, arguments["model_name"], arguments["model_config"], warn)
         # None where nothing is looked at, so that this is all that a batch has to ask.
-        self._check = self._senders.check = None if check.over else check
+        self._check = self._senders.check = check if check.left else None
 
     def is_ready(self) -> bool:
         return self._model.is_ready()
@@ -144,7 +144,7 @@ class PythonBackend(Backend):
             inputs = request._inputs
             rows = inputs[0]._shape[0] if inputs and len(inputs[0]._shape) else None
             looked_at[index] = self._check.look(responses[index], request._requested_output_names, rows)
-        if self._check.over:
+        if not self._check.left:
             self._check = self._senders.check = None
         return looked_at
 

@@ -31,7 +31,8 @@ class OutputCheck:
         self._model = model
         self._warn = warn
         self._refuses = mode == REFUSE
-        self._left = {NEVER: 0, FIRST: _FIRST_ANSWERS}.get(mode, -1)
+        # How many answers are still to be looked at; below 0 for all
+        self.left = {NEVER: 0, FIRST: _FIRST_ANSWERS}.get(mode, -1)
         self._told: Set[Tuple[str, str]] = set()
         parsed = json.loads(config)
         self._batches = parsed.get("max_batch_size", 0) > 0
@@ -43,11 +44,6 @@ class OutputCheck:
         # Those have a check of their own, whose failure is an error.
         self._states = {state["output_name"] for state in parsed.get("sequence_batching", {}).get("state", ())}
 
-    @property
-    def over(self) -> bool:
-        """Whether no further answer needs to be looked at."""
-        return self._left == 0
-
     def look(
         self, response: Optional[InferenceResponse], requested: Sequence[str], rows: Optional[int]
     ) -> Optional[InferenceResponse]:
@@ -55,9 +51,9 @@ class OutputCheck:
 
         `rows` is the batch size where it is fixed.
         """
-        if self._left == 0 or response is None or response._error is not None:
+        if self.left == 0 or response is None or response._error is not None:
             return response
-        self._left -= 1
+        self.left -= 1
         wrong = self._problems(response, requested, rows)
         for name, kind, what in wrong:
             if (name, kind) not in self._told:

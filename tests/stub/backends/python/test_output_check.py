@@ -76,9 +76,9 @@ def test_by_default_only_the_first_answers_are_looked_at() -> None:
     told: list[str] = []
     looking = check(told, FIRST)
     for _ in range(100):
-        assert not looking.over
+        assert looking.left
         looking.look(answer(Y, Z), ["Y", "Z"], None)
-    assert looking.over
+    assert not looking.left
     looking.look(answer(Z), ["Y", "Z"], None)
     assert told == []
-    assert check(told, NEVER).over
+    assert not check(told, NEVER).left
