@@ -77,13 +77,9 @@ class InstanceModel(AnsweringModel):
 
     # Requests
 
-    def submit(self, request: Request, at_once: bool = False) -> None:
+    def submit(self, request: Request) -> None:
         """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
-        if self._cache is None:
-            self._queue(request)
-            self._delivery.expect(request)
-        elif self._cache.enqueue(request, at_once):
-            return
+        self.enqueue(request)
         self._poll_soon()
 
     def enqueue(self, request: Request) -> None:
