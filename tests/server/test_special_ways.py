@@ -56,6 +56,7 @@ output {{ name: "SAME" data_type: TYPE_{0} dims: [ -1 ] }}
 output {{ name: "TOLD" data_type: TYPE_STRING dims: [ 1 ] }}
 """
 CONTROLS = """
+max_sequence_idle_microseconds: 3600000000
 control_input [
   {{ name: "START" control [ {{ kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] }} ] }},
   {{ name: "CORRID" control [ {{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 }} ] }}
