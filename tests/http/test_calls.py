@@ -57,10 +57,9 @@ class Transport:
 
 
 class Model:
-    """Echoes what was submitted when it is told to, or, with `knows`, before `submit` returns; or fails."""
+    """Echoes what was submitted when it is told to; or fails."""
 
     version = 1
-    knows = False
 
     tracing = ModelTracing()
 
@@ -70,12 +69,10 @@ class Model:
         self.answer_fault = False
         self.submitted: list[Request] = []
 
-    def submit(self, request: Request, at_once: bool = False) -> None:
+    def submit(self, request: Request) -> None:
         if self.fault is not None:
             raise self.fault
         self.submitted.append(request)
-        if self.knows and at_once:
-            self.answer()
 
     def answer(self) -> None:
         request = self.submitted.pop()
@@ -116,9 +113,8 @@ def serve() -> tuple[Model, HttpConnection, Transport, Connections]:
 class Asking:
     """A client of one connection."""
 
-    def __init__(self, knows: bool = False) -> None:
+    def __init__(self) -> None:
         self.model, self.connection, self.transport, self._shared = serve()
-        self.model.knows = knows
 
     def ask(self, *values: float, **options: Any) -> tuple[int, bytes]:
         """Sends these values, and answers."""
@@ -134,10 +130,9 @@ class Asking:
         return status, body[-4 * len(values) :] if status == 200 else body
 
 
-@pytest.mark.parametrize("knows", [False, True])
-def test_each_of_many_like_requests_has_its_own_answer(knows: bool) -> None:
+def test_each_of_many_like_requests_has_its_own_answer() -> None:
     async def run() -> None:
-        asking = Asking(knows)
+        asking = Asking()
         for number in range(6):
             assert asking.ask(number, 5) == (200, np.array([number, 5], np.float32).tobytes())
         # Of another length, and then as before

@@ -30,7 +30,7 @@ class Quick:
 
     tracing = ModelTracing()
 
-    def submit(self, request: Request, at_once: bool = False) -> None:
+    def submit(self, request: Request) -> None:
         request.on_response(request, Response(error=invalid("no")))
 
 

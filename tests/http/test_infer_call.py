@@ -35,7 +35,7 @@ class Model:
     def __init__(self) -> None:
         self.submitted: list[Request] = []
 
-    def submit(self, request: Request, at_once: bool = False) -> None:
+    def submit(self, request: Request) -> None:
         self.submitted.append(request)
 
 

@@ -40,7 +40,7 @@ class Model:
         self.enqueued: list[Request] = []
         self.cancelled: list[Request] = []
 
-    def submit(self, request: Request, at_once: bool = False) -> None:
+    def submit(self, request: Request) -> None:
         if self.refuses is not None:
             raise self.refuses
         self.submitted.append(request)

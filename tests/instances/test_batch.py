@@ -56,7 +56,7 @@ def test_a_model_is_told_what_the_scheduler_makes_of_a_sequence() -> None:
 
 def test_strings_go_one_by_one_where_they_came_so() -> None:
     elements = (b"a", "é".encode(), b"\xff\0", b"")
-    tensor = Tensor.of_strings("IN", [1, 4], elements)
+    tensor = Tensor.of_strings("IN", [1, 4], elements, 4 * 4 + 5)
     [wire] = unpacked([request(tensor)])
     assert wire[-1] == (("IN", BYTES, (1, 4), places.AsList(elements)),)
     # Whoever wants the bytes of the tensor has them, and its stub still gets the strings.

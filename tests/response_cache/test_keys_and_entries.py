@@ -11,7 +11,7 @@ from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.blocks import Block
 from stubserve.response_cache.entry import ENTRY_BYTES, OUTPUT_BYTES, CacheEntry, fill, lent, with_room
-from stubserve.response_cache.key import APART_BYTES, SHORT_BYTES, is_quick, key_of
+from stubserve.response_cache.key import APART_BYTES, is_quick, key_of
 from stubserve.response_cache.local import LocalStore
 from stubserve.response_cache.serialized import BadEntry, from_bytes, to_bytes
 from tests.inference.models import request as make
@@ -101,16 +101,6 @@ def test_whatever_may_change_the_answer_changes_the_key(other: Request) -> None:
 
 def test_who_names_no_outputs_wants_all() -> None:
     assert key(request(requested_outputs=["P", "O"])) == key(request(requested_outputs=["O", "P"])) == key(request())
-
-
-def test_a_key_is_hashed_where_it_is_long_or_has_to_be() -> None:
-    short, long = request(), request(tensor(data=bytes(SHORT_BYTES)))
-    assert len(key(short)) == len(key(long)) == 32
-    assert key_of(b"m", OUTPUTS, long, hashed=False) == key(long)
-    exact = key_of(b"m", OUTPUTS, short, hashed=False)
-    assert 32 < len(exact) <= SHORT_BYTES
-    assert exact == key_of(b"m", OUTPUTS, request(id="other"), hashed=False)
-    assert exact != key_of(b"m", OUTPUTS, request(tensor(data=b"abcdefgX")), hashed=False)
 
 
 def test_keys_do_not_run_together() -> None:

@@ -110,28 +110,6 @@ def test_an_answer_never_comes_before_submit_has_returned() -> None:
     run(scenario)
 
 
-def test_a_hit_is_answered_at_once_for_who_is_ready_for_that() -> None:
-    async def scenario() -> None:
-        served = Cached()
-        await served.start("m_0")
-        await served.ask("a")
-        served.finish(a=answer())
-        for id, value in (("hit", b"1234"), ("miss", b"5678")):
-            request = served.reader.request(id, Tensor("I", FP32, (1,), value))
-            request.request_start_ns = served.clock.now_ns
-            served.clock.now_ns += 1000
-            served.model.submit(request, at_once=True)
-        assert served.reader.ids == ["a", "hit"]
-        await asyncio.sleep(0)
-        assert served.batches == [["miss"]]
-        statistics = served.model.statistics
-        assert (statistics.cache_hit_count, statistics.success_count) == (1, 2)
-        served.finish(miss=answer())
-        await asyncio.wait_for(served.model.drained(), 5)
-
-    run(scenario)
-
-
 def test_a_hit_waits_for_the_answers_before_it_where_their_order_is_kept() -> None:
     async def scenario() -> None:
         served = Cached("max_batch_size: 8 dynamic_batching { preserve_ordering: true }")
@@ -139,7 +117,7 @@ def test_a_hit_waits_for_the_answers_before_it_where_their_order_is_kept() -> No
         await served.ask("a")
         served.finish(a=answer())
         await served.ask("slow", b"5678")
-        served.model.submit(served.reader.request("hit", Tensor("I", FP32, (1,), b"1234")), at_once=True)
+        served.model.submit(served.reader.request("hit", Tensor("I", FP32, (1,), b"1234")))
         await asyncio.sleep(0)
         assert served.reader.ids == ["a"]
         served.finish(slow=answer())

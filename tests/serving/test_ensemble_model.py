@@ -95,7 +95,7 @@ class Member:
         self.reason = ""
         self.waiters: list[Any] = [Starting(f"{name}_0")]
 
-    def submit(self, request: Request, at_once: bool = False) -> None:
+    def submit(self, request: Request) -> None:
         if self.refusal is not None:
             raise self.refusal
         request.compute_start_ns = 10

@@ -134,12 +134,11 @@ class BodyPlacer:
 
     def put_strings(self, name: str, shape: Sequence[int], elements: list[bytes]) -> Tensor:
         """A tensor of strings: one by one where they go inside the message."""
-        listed = places.as_list(elements)
-        if listed is not None:
-            # What an object for each takes is as much as 64 bytes more.
-            weight = max(listed.nbytes, 64 * len(elements))
-            if weight <= SMALL_BYTES or self._goes_inside(weight):
-                return Tensor.of_strings(name, shape, elements)
+        nbytes = places.listed_bytes(elements)
+        # An object for each takes up to 64 bytes more.
+        weight = max(nbytes, 64 * len(elements))
+        if nbytes and (weight <= SMALL_BYTES or self._goes_inside(weight)):
+            return Tensor.of_strings(name, shape, elements, nbytes)
         tensor = self.put(name, BYTES, shape, strings.join(elements))
         tensor.strings = len(elements)
         return tensor

@@ -67,12 +67,8 @@ class GrpcInferCall(Call):
         forwarded: Mapping[str, str] | None,
         block: Block | None,
         offset: int,
-        at_once: bool = False,
     ) -> None:
-        """Decodes the message, checks and submits. Raises ServeError or Malformed, and then nothing is held.
-
-        With `at_once` the response may come before this returns.
-        """
+        """Decodes the message, checks and submits. Raises ServeError or Malformed, and then nothing is held."""
         start_ns = time.monotonic_ns()
         signature = self.model.signature
         server = self._server
@@ -83,7 +79,7 @@ class GrpcInferCall(Call):
         request.request_start_ns = start_ns
         if len(data) > FREE_BYTES:
             self.share()
-        self.begin(request, len(data) > LARGE_BYTES and signature.has_strings, at_once)
+        self.begin(request, len(data) > LARGE_BYTES and signature.has_strings)
 
     def of_server(self) -> InferenceServer:
         return self._server
@@ -159,7 +155,7 @@ class ModelInfer:
             infer = self._infer = GrpcInferCall(
                 envelope, model, server, self._call, self._on_response, self._on_refused
             )
-            infer.start(data, forwarded, block, offset, at_once=True)
+            infer.start(data, forwarded, block, offset)
         except ServeError as error:
             self._fail(error)
         except Malformed as malformed:

@@ -244,7 +244,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             if head.infer is not None:
                 infer = self._call = HttpInferCall(model, head, server, self._reply)
                 infer.client = client
-                infer.start(body, block, offset, share, at_once=not reader.data)
+                infer.start(body, block, offset, share)
             else:
                 generate = self._call = GenerateCall(
                     model, server, False, lambda call: self._reply(call.reply()), head.trace_context

@@ -103,8 +103,8 @@ class GenerateCall(Call):
         request.request_start_ns = time.monotonic_ns()
         return request
 
-    def submit(self, request: Request, together: bool = False, at_once: bool = False) -> None:
-        super().submit(request, together, at_once)
+    def submit(self, request: Request, together: bool = False) -> None:
+        super().submit(request, together)
         self._is_submitted = True
         if self.news is not None:
             self.news.set()

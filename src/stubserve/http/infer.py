@@ -68,12 +68,10 @@ class HttpInferCall(Call):
         block: Block | None,
         offset: int,
         share: HeapShare | None = None,
-        at_once: bool = False,
     ) -> None:
         """Decodes, checks and submits. `body` is complete; if it lies in the arena, in `block` at arena `offset`.
 
-        If it is counted in the heap's account, in `share`, which belongs to the call from now on. With `at_once` the
-        answer may come before this returns.
+        If it is counted in the heap's account, in `share`, which belongs to the call from now on.
         """
         self._share = share
         head = self._head
@@ -106,7 +104,7 @@ class HttpInferCall(Call):
             self._let_go()
             raise
         request.request_start_ns = self._start_ns
-        self.begin(request, at_once=at_once)
+        self.begin(request)
 
     def trace_context(self) -> str | None:
         return self._head.trace_context()

@@ -3,8 +3,7 @@
 Every way in (HTTP, gRPC, `generate`, a model that calls another) makes a call of it. Guarantees:
 
 - `submit` returns, and then responses come until one is final; or it raises, and then nothing of the request is left:
-  its inputs' memory is dropped, the call has forgotten it, and no response will come. Only a caller that is ready
-  for that (`at_once`) may be answered before it returns;
+  its inputs' memory is dropped, the call has forgotten it, and no response will come;
 - `begin` and `begin_later` are for calls of clients. They submit as well, at once or after what takes long has been
   done: reading the request, its strings in the client's shared memory, and the checks of many strings. Where the
   request is refused after they have returned, `refused` hears it, and nothing of the request is left;
@@ -73,7 +72,7 @@ class Call:
 
     # A request on its way to the model
 
-    def begin(self, request: Request, takes_long: bool = False, at_once: bool = False) -> None:
+    def begin(self, request: Request, takes_long: bool = False) -> None:
         """Submits a request of a client's: later where others come first, or where it takes long to look at it.
 
         Raises ServeError as `submit` does.
@@ -85,7 +84,7 @@ class Call:
             self._read = request
             self.jobs.add(None, partial(self._begun, None))
         else:
-            self.submit(request, at_once=at_once)
+            self.submit(request)
 
     def begin_later(self, reading: LongWork[Request] | None, block: Block | None = None) -> None:
         """As `begin`, with a request that is still to be read in steps, out of a `block` or not."""
@@ -100,11 +99,10 @@ class Call:
         except Exception as raised:
             raise self._refused(request, raised) from None
 
-    def submit(self, request: Request, together: bool = False, at_once: bool = False) -> None:
+    def submit(self, request: Request, together: bool = False) -> None:
         """Checks a request if that has not been done, and queues it; this call hears its responses.
 
-        `together` says that the caller polls the model when it has queued all that it has; `at_once` that an answer
-        which is there already may come before this returns. Raises ServeError.
+        `together` says that the caller polls the model when it has queued all that it has. Raises ServeError.
         """
         self.request = request
         self.id = request.id
@@ -127,7 +125,7 @@ class Call:
             if together:
                 self.model.enqueue(request)
             else:
-                self.model.submit(request, at_once)
+                self.model.submit(request)
         except Exception as raised:
             raise self._refused(request, raised) from None
 

@@ -63,11 +63,8 @@ class ServedModel(Protocol):
 
     # Requests
 
-    def submit(self, request: Request, at_once: bool = False) -> None:
-        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken.
-
-        With `at_once` an answer that is there already may come before this returns.
-        """
+    def submit(self, request: Request) -> None:
+        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
 
     def enqueue(self, request: Request) -> None:
         """As `submit`, for a caller that polls when all that arrive together are queued."""

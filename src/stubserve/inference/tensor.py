@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stubserve_stub.wire import places, strings
+from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
 from stubserve.errors import ServeError, internal
@@ -55,9 +55,9 @@ class Tensor:
             self.nbytes = span.nbytes if nbytes is None else nbytes
 
     @staticmethod
-    def of_strings(name: str, shape: Sequence[int], elements: Sequence[bytes]) -> Tensor:
-        """A tensor of these elements."""
-        tensor = Tensor(name, BYTES, shape, None, None, 0, places.strings_bytes(elements))
+    def of_strings(name: str, shape: Sequence[int], elements: Sequence[bytes], nbytes: int) -> Tensor:
+        """A tensor of these elements, `nbytes` with their lengths."""
+        tensor = Tensor(name, BYTES, shape, None, None, 0, nbytes)
         tensor.elements = elements
         tensor.strings = len(elements)
         return tensor

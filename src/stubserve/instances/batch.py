@@ -171,7 +171,7 @@ def read_tensor(
         return Tensor(name, datatype, shape, data)
     place = places.unpack(data)
     if isinstance(place, AsList) and datatype == BYTES:
-        return Tensor.of_strings(name, shape, place.elements)
+        return Tensor.of_strings(name, shape, place.elements, place.nbytes)
     if isinstance(place, InArena):
         return Tensor(name, datatype, shape, None, memory.output(place.offset, place.nbytes).whole())
     own: Sequence[Tensor] = ()

@@ -8,9 +8,9 @@ and its timeout are left out, because they do not change an answer.
 Upstream's key is a 64-bit hash of names and bytes alone, so that there a tensor of another shape, or a request for
 other outputs, gets an answer that was not its own.
 
-Costs. A key is all of that itself where it is short, which takes 0.6 µs, else its SHA-256, so nobody can make two
-requests share one. Tensors of up to APART_BYTES are hashed together with the rest, larger ones for themselves. Up to
-QUICK_BYTES that takes about 1.5 µs and 0.6 ns a byte; more is for a thread: hashing lets go of the interpreter's lock.
+Costs. A key is the SHA-256 of all that, so nobody can make two requests share one. Tensors of up to APART_BYTES are
+hashed together with the rest, larger ones for themselves. Up to QUICK_BYTES that takes about 1.5 µs and 0.6 ns a byte;
+more is for a thread: hashing lets go of the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from stubserve.inference.request import Request
 
 # Tensors above this size are hashed where they lie.
 APART_BYTES = 8 * 1024
-# What is no longer than this is not hashed.
-SHORT_BYTES = 256
 # More bytes of inputs than this are not for the event loop.
 QUICK_BYTES = 64 * 1024
 
@@ -39,10 +37,10 @@ def is_quick(request: Request) -> bool:
     return nbytes <= QUICK_BYTES
 
 
-def key_of(identity: bytes, outputs: list[str], request: Request, hashed: bool = True) -> bytes:
+def key_of(identity: bytes, outputs: list[str], request: Request) -> bytes:
     """The key, 32 bytes; `outputs` are all that the model has, in order, which a request that names none wants.
 
-    Where it need not be `hashed` it may be longer. Raises ValueError for a parameter without bytes. Runs in any thread.
+    Raises ValueError for a parameter without bytes. Runs in any thread.
     """
     inputs: list[object] = []
     for tensor in request.inputs:
@@ -66,4 +64,4 @@ def key_of(identity: bytes, outputs: list[str], request: Request, hashed: bool =
         ),
         _FORM,
     )
-    return sha256(form).digest() if hashed or len(form) > SHORT_BYTES else form
+    return sha256(form).digest()

@@ -81,6 +81,10 @@ class AnsweringModel:
             latencies.uses_cache()
             made.latencies = latencies
 
+    def submit(self, request: Request) -> None:
+        self.enqueue(request)
+        self._poll_soon()
+
     def enqueue(self, request: Request) -> None:
         if self._cache is None:
             self._queue(request)

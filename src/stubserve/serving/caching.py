@@ -117,16 +117,12 @@ class ModelCache:
 
     # Requests
 
-    def enqueue(self, request: Request, at_once: bool = False) -> bool:
-        """Takes a request: it will be answered from the cache, or is queued. Raises ServeError as the queue does.
-
-        With `at_once` what is found in no time is answered before this returns, unless other answers have to go out
-        before it. Whether it is answered.
-        """
+    def enqueue(self, request: Request) -> None:
+        """Takes a request: it will be answered from the cache, or is queued. Raises ServeError as the queue does."""
         if request.regions is not None:
             self._queue(request, False)
             self._delivery.expect(request)
-            return False
+            return
         request.queue_start_ns = asked_ns = self._clock()
         local = self._local
         if local is None or not is_quick(request):
@@ -134,28 +130,23 @@ class ModelCache:
             task = self._loop.create_task(self._look_elsewhere(request, asked_ns))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            return False
+            return
         try:
-            key = key_of(self._identity, self._outputs, request, False)
+            key = key_of(self._identity, self._outputs, request)
         except ValueError:  # a parameter that nobody could look up
             self._queue(request, False)
             self._delivery.expect(request)
-            return False
+            return
         entry = local.get(key)
-        now_ns = self._clock()
-        took_ns = now_ns - asked_ns
+        took_ns = self._clock() - asked_ns
         if entry is None:
             self._begin(_Asked(self, request, key, asked_ns, took_ns))
             self._delivery.expect(request)
-            return False
+            return
         self._delivery.expect(request)
-        if at_once and not self._delivery.keeps_order:
-            self._answer(request, entry.response(), asked_ns, took_ns, now_ns)
-            return True
         hit = _Asked(self, request, key, asked_ns, took_ns)
         hit.response = entry.response()
         self._due.append(hit)
-        return False
 
     def cancel(self, request: Request) -> None:
         """The client of a request is gone, which is marked as cancelled. What is due is told with the next poll."""

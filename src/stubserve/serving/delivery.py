@@ -57,11 +57,6 @@ class Delivery:
         # What is to be done once the responses of a request that are held back have been passed on
         self._owed: dict[Request, list[Callable[[], None]]] = {}
 
-    @property
-    def keeps_order(self) -> bool:
-        """Whether answers may have to wait for each other."""
-        return self._orderer is not None
-
     def expect(self, request: Request) -> None:
         """A request has been queued, and will be answered."""
         self._draining.under_way += 1

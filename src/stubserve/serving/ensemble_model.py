@@ -78,13 +78,6 @@ class EnsembleModel(AnsweringModel):
 
     # Requests
 
-    def submit(self, request: Request, at_once: bool = False) -> None:
-        if self._cache is None:
-            self.enqueue(request)
-        elif self._cache.enqueue(request, at_once):
-            return
-        self._poll_soon()
-
     def _begin_runs_soon(self) -> None:
         if not self._poll_is_due:
             self._poll_is_due = True

@@ -76,14 +76,6 @@ class InstanceModel(AnsweringModel):
 
     # Requests
 
-    def submit(self, request: Request, at_once: bool = False) -> None:
-        if self._cache is None:
-            self._queue(request)
-            self._delivery.expect(request)
-        elif self._cache.enqueue(request, at_once):
-            return
-        self._poll_soon()
-
     def _queue(self, request: Request, follows: bool = False) -> None:
         dispatcher = self._dispatcher
         try:

@@ -67,10 +67,6 @@ class SequenceModel(InstanceModel):
         former = self._former
         return self._sequences.holds(request.options.correlation_id) or (former is not None and former.holds(request))
 
-    def submit(self, request: Request, at_once: bool = False) -> None:
-        if self._former is None or not self._passes_on(request, self._former):
-            super().submit(request, at_once)
-
     def enqueue(self, request: Request) -> None:
         if self._former is None or not self._passes_on(request, self._former):
             super().enqueue(request)

@@ -24,7 +24,7 @@ from stubserve_stub.runtime.patience import Patience
 from stubserve_stub.wire import layout, messages, strings
 from stubserve_stub.wire.budget import ArenaFull
 from stubserve_stub.wire.messages import Answer, Message, WireResponse
-from stubserve_stub.wire.places import Place, as_list
+from stubserve_stub.wire.places import AsList, Place, listed_bytes
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, poke, read_doorbell
 from stubserve_stub.wire.stub_arena import StubArena
 
@@ -114,9 +114,8 @@ class Channel:
         Strings one by one are a list.
         """
         if isinstance(buffer, list):
-            listed = as_list(buffer)
-            if listed is not None:
-                return listed
+            if listed_bytes(buffer):
+                return AsList(buffer)
             buffer = strings.join(buffer)
         if isinstance(buffer, bytes):
             if len(buffer) <= layout.INLINE_BYTES:

@@ -10,7 +10,7 @@ and goes into a message as it is::
     Lent      (3, offset, nbytes, within)   stub ▶ parent     memory that the stub was given, as the input or answer
                                                               that begins at `within`
     InRegion  (4, region, offset, nbytes)                     inside a client's own memory, registered under a number
-    AsList    (7, elements)                                   no place: strings one by one (`as_list`)
+    AsList    (7, elements)                                   no place: strings one by one (`listed_bytes`)
     Zeros     (8, nbytes)             parent ▶ stub     no place: what an empty slot of a batch is given (`zeros`)
 
 Offsets and sizes are bytes; those of the first three count from the beginning of the arena, those of a region from the
@@ -20,7 +20,7 @@ beginning of the region. What cannot be used where it is met is refused by what 
 from __future__ import annotations
 
 import mmap
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Dict, NamedTuple, Sequence, Tuple, Type, Union
 
 import numpy as np
 
@@ -156,14 +156,16 @@ def strings_bytes(elements: Sequence[bytes]) -> int:
     return sum(map(len, elements)) + 4 * len(elements)
 
 
-def as_list(elements: Sequence[bytes]) -> Optional[AsList]:
-    """Strings that go into a message one by one; None where there are too many of them, too long ones, or only one.
+def listed_bytes(elements: Sequence[bytes]) -> int:
+    """As `strings_bytes`, of strings that go into a message one by one; 0 where they are too many, too long, or one.
 
     To take them apart again would take longer. Each is an object of its own for as long as its message is kept.
     """
-    if 1 < len(elements) <= LISTED_STRINGS and strings_bytes(elements) <= INLINE_BYTES:
-        return AsList(elements)
-    return None
+    if 1 < len(elements) <= LISTED_STRINGS:
+        nbytes = strings_bytes(elements)
+        if nbytes <= INLINE_BYTES:
+            return nbytes
+    return 0
 
 
 def refusal(place: Place) -> str:

@@ -103,7 +103,6 @@ def test_what_is_refused_where_nobody_can_use_it() -> None:
     ],
 )
 def test_which_strings_travel_one_by_one(elements: list[bytes], are_listed: bool) -> None:
-    listed = places.as_list(elements)
-    assert (listed is not None) == are_listed
-    if listed is not None:
-        assert (listed.elements, listed.nbytes) == (elements, len(strings.join(elements)))
+    nbytes = len(strings.join(elements))
+    assert places.listed_bytes(elements) == (nbytes if are_listed else 0)
+    assert places.AsList(elements).nbytes == nbytes
