@@ -237,7 +237,7 @@ class _Check:
                 self._add(error.at("ensemble_scheduling", "step", index, "model_version"))
 
         members = members_of(config)
-        closed = circle(config.name, members, self._members_on_disk)
+        closed = circle(config.name, members, lambda name: members_of(self._config_on_disk(name) or ModelConfig()))
         if closed is not None:
             self._add(closed.at("ensemble_scheduling"))
         if not self._errors():
@@ -260,10 +260,6 @@ class _Check:
                 )
         except ServeError:
             return (step.model_version,)
-
-    def _members_on_disk(self, name: str) -> Collection[str]:
-        config = self._config_on_disk(name)
-        return () if config is None else members_of(config)
 
     def _config_on_disk(self, name: str) -> Any:
         """Another model's configuration; None where there is none, or the model may still complete it."""

@@ -239,8 +239,5 @@ def _why_not_run(environment: Environment, code: int, stderr: str) -> str:
         )
     if not advice and code < 0:
         advice = "A program that ends with SIGILL was built for a newer processor." if code == -4 else ""
-    return f"'{environment.interpreter}' does not run ({_how_it_ended(code)}). {advice} Its stderr: {tail}"
-
-
-def _how_it_ended(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+    how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+    return f"'{environment.interpreter}' does not run ({how}). {advice} Its stderr: {tail}"

@@ -22,7 +22,7 @@ from stubserve.flags.values import CloudAddress, check_restricted, parse_bool, p
 from stubserve.observability.logs import DEFAULT, ISO8601, JSON
 from stubserve.settings.cache import REDIS
 from stubserve.settings.fronts import FrontSettings, Tls
-from stubserve.settings.groups import EXPLICIT, NONE, OPENTELEMETRY, POLL, RepositorySettings, Settings
+from stubserve.settings.groups import EXPLICIT, NONE, OPENTELEMETRY, POLL, Settings
 
 # Flags of which one value of several is to be given, with upstream's words about another one where it has any
 _MUST_BE = "--{} must be {}. Got {}"
@@ -126,10 +126,14 @@ def _is_bool(text: str) -> bool:
 def _check(settings: Settings) -> None:
     """What flags are to each other, and bounds that hang on nothing else. Raises UsageError."""
     _check_values(settings)
-    _check_repository(settings.repository)
-    if settings.dev and settings.repository.control_mode != NONE:
+    repository = settings.repository
+    if not repository.paths and not repository.remotes:
+        raise UsageError("--model-repository must be specified, or simply its folder: stubserve serve FOLDER")
+    if repository.load_models and repository.control_mode != EXPLICIT:
+        raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+    if settings.dev and repository.control_mode != NONE:
         raise UsageError(
-            f"--dev loads what changes on disk, and --model-control-mode={settings.repository.control_mode} says "
+            f"--dev loads what changes on disk, and --model-control-mode={repository.control_mode} says "
             "otherwise. Leave one of them out."
         )
     if settings.instances.stub_writable and "files" not in settings.instances.stub_sandbox:
@@ -173,13 +177,6 @@ def _check_values(settings: Settings) -> None:
         form, choices = _CHOICES.get(flag.name, ("", (value,)))
         if value not in choices:
             raise UsageError(form.format(flag.name, f"{', '.join(choices[:-1])} or {choices[-1]}", value))
-
-
-def _check_repository(repository: RepositorySettings) -> None:
-    if not repository.paths and not repository.remotes:
-        raise UsageError("--model-repository must be specified, or simply its folder: stubserve serve FOLDER")
-    if repository.load_models and repository.control_mode != EXPLICIT:
-        raise UsageError("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
 
 
 def _check_tls(protocol: str, tls: Tls | None) -> None:

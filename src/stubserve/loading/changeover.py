@@ -104,11 +104,21 @@ class Changeover:
         return leaving
 
     async def _look(self, candidate: Candidate) -> tuple[list[int], frozenset[int]]:
-        """As the function `_look`. Raises ServeError, and then the candidate is removed."""
+        """The versions to load, and which of those that are known have a folder.
+
+        Raises ServeError, and then the candidate is removed.
+        """
         name = candidate.folder.key
         known = self._registry.entry(name).versions if name in self._registry.models else {}
+        folder = candidate.folder
+
+        def look(known: Sequence[int]) -> tuple[list[int], frozenset[int]]:
+            mention_stub_program(folder.path)
+            on_disk = frozenset(version for version in known if folder.version_path(version).is_dir())
+            return available_versions(folder, candidate.config), on_disk
+
         try:
-            return await asyncio.to_thread(_look, candidate, tuple(known))
+            return await asyncio.to_thread(look, tuple(known))
         except asyncio.CancelledError:
             candidate.remove()
             raise
@@ -279,14 +289,6 @@ def _hand_over_sequences(replaced: Sequence[ServedModel], models: Sequence[Serve
     for former in replaced:
         if heirs and isinstance(former, SequenceModel):
             heirs.get(former.version, heirs[max(heirs)]).takes_over_from(former)
-
-
-def _look(candidate: Candidate, known: Sequence[int]) -> tuple[list[int], frozenset[int]]:
-    """The versions to load, and which of the `known` ones have a folder; in a thread, as disks may be slow."""
-    folder = candidate.folder
-    mention_stub_program(folder.path)
-    on_disk = frozenset(version for version in known if folder.version_path(version).is_dir())
-    return available_versions(folder, candidate.config), on_disk
 
 
 def _outcome(

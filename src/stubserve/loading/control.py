@@ -71,7 +71,8 @@ class ModelControl:
         self._turns = Turns()
         self._changes = Changes(self._slots)
         self._finder = Finder(settings, self._repositories, self._changeover.served)
-        load_member = self._load_member if self._explicit else None
+        load_missing = partial(self._load, config=None, files={}, only_if_missing=True)
+        load_member = load_missing if self._explicit else None
         # For the sake of its members: what came with its own load counts as before.
         again = partial(self._load_known, look=self._finder.again)
         self._ensembles = Ensembles(registry, self._repositories, load_member, again, self._retire)
@@ -281,10 +282,6 @@ class ModelControl:
                 await candidate.agents.succeeded()
             self._ensembles.away.pop(name, None)
             return leaving
-
-    async def _load_member(self, name: str, turn: Turn) -> None:
-        """A member that an ensemble lacks, in the turn of that. Raises ServeError."""
-        await self._load(name, None, {}, turn, only_if_missing=True)
 
     async def _take(self, candidate: Candidate, turn: Turn) -> Sequence[asyncio.Task[None]]:
         """Has a candidate serve. Raises ServeError."""

@@ -124,7 +124,7 @@ class Ensembles:
         self,
         registry: Registry,
         repositories: Repositories,
-        load_member: Callable[[str, Turn], Awaitable[None]] | None,
+        load_member: Callable[..., Awaitable[object]] | None,
         load: Callable[[str], Awaitable[bool]],
         retire: Callable[[str], Awaitable[None]],
     ) -> None:
@@ -168,7 +168,7 @@ class Ensembles:
             raise closed
         if self._load_member is not None:
             # Why one cannot be loaded is in the registry, and told from there.
-            await asyncio.gather(*(self._load_member(member, turn) for member in missing), return_exceptions=True)
+            await asyncio.gather(*(self._load_member(member, outer=turn) for member in missing), return_exceptions=True)
         check_members(candidate.config, self._registry, namespace)
 
     async def settle(self) -> None:

@@ -56,7 +56,8 @@ def render_json(config: ModelConfig) -> str:
 
 def _message(message: Any) -> dict[str, Any]:
     document: dict[str, Any] = {}
-    for field in sorted(message.DESCRIPTOR.fields, key=_is_oneof_scalar):
+    # A oneof's scalars last
+    for field in sorted(message.DESCRIPTOR.fields, key=lambda one: bool(one.containing_oneof and not one.message_type)):
         name = field.name
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             entry = field.message_type.fields_by_name["value"]
@@ -67,10 +68,6 @@ def _message(message: Any) -> dict[str, Any]:
         elif not field.has_presence or message.HasField(name):
             document[name] = _value(getattr(message, name), field)
     return document
-
-
-def _is_oneof_scalar(field: FieldDescriptor) -> bool:
-    return field.containing_oneof is not None and field.message_type is None
 
 
 def _value(value: Any, field: FieldDescriptor) -> Any:

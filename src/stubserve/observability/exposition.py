@@ -36,11 +36,6 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 
-def _label(name: str, value: str) -> str:
-    value = _escape(value).replace('"', '\\"')
-    return f'{name}="{value}"'
-
-
 class Exposition:
     """Collects samples and prints them, family by family; a family without samples is left out."""
 
@@ -81,7 +76,8 @@ class FamilyText:
         """One number; `labels` are printed as they come."""
         text = self._texts.get(labels)
         if text is None:
-            text = self._texts[labels] = ",".join(_label(name, value) for name, value in labels)
+            escaped = ((name, _escape(value).replace('"', '\\"')) for name, value in labels)
+            text = self._texts[labels] = ",".join(f'{name}="{value}"' for name, value in escaped)
         self._print(suffix, text, value)
 
     def histogram(self, labels: Labels, total: float, bounds: Sequence[float], counts: Sequence[int]) -> None:

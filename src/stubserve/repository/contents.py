@@ -42,7 +42,7 @@ def contents_of(folder: Path) -> Contents:
     for entry in entries:
         if entry.name == CONFIG_FILE:
             config.add_file(entry.path, "")
-        elif _is_version(entry):
+        elif entry.name.isascii() and entry.name.isdigit() and entry.is_dir():
             version = _Digest()
             version.add_folder(entry.path, "")
             versions[entry.name] = version.value()
@@ -52,10 +52,6 @@ def contents_of(folder: Path) -> Contents:
         else:
             rest.add_file(entry.path, entry.name)
     return Contents(config.value(), versions, rest.value())
-
-
-def _is_version(entry: os.DirEntry[str]) -> bool:
-    return entry.name.isascii() and entry.name.isdigit() and entry.is_dir()
 
 
 class _Digest:

@@ -12,7 +12,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import NoReturn
 
 from stubserve.server.server import Server
 from stubserve.server.starting import listed, now_and_then
@@ -47,12 +46,9 @@ class Stopping:
             self.impatient = number == signal.SIGINT
             self.asked.set()
         elif number == signal.SIGINT and time.monotonic() - self._asked_at > _SAME_S:
-            self._end()
-
-    def _end(self) -> NoReturn:
-        log.warning("ended at once, without waiting any longer")
-        self._at_once()
-        os._exit(_ENDED_BY_SIGINT)
+            log.warning("ended at once, without waiting any longer")
+            self._at_once()
+            os._exit(_ENDED_BY_SIGINT)
 
 
 async def tell_what_is_waited_for(server: Server, deadline: float) -> None:
@@ -75,12 +71,10 @@ def what_is_waited_for(server: Server) -> str:
     requests = {name: 0 for name, _ in sorted(models)}
     for (name, _), model in models.items():
         requests[name] += model.under_way
-    parts = [f"model '{name}' ({_counted(count)})" for name, count in requests.items() if count]
+    parts = [
+        f"model '{name}' ({count} request{'' if count == 1 else 's'})" for name, count in requests.items() if count
+    ]
     finalizing = sorted({model.name for model in leaving if not requests[model.name]})
     if finalizing:
         parts.append(f"{'model' if len(finalizing) == 1 else 'models'} {listed(finalizing)} to finalize")
     return ", ".join(parts)
-
-
-def _counted(requests: int) -> str:
-    return "1 request" if requests == 1 else f"{requests} requests"

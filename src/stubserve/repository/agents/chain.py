@@ -79,12 +79,13 @@ class Agents:
 
     def call(self, asked: _AskedAgent, hook: str, run: int, model: str) -> Path | None:
         """Runs a hook of an agent; the folder that it gives. Raises ServeError. Blocks."""
-        if asked.name == _CHECKSUM and not self._is_written(asked.name):
+        directory = self._settings.agent_directory
+        if asked.name == _CHECKSUM and not (directory / asked.name / "agent.py").is_file():
             if hook == "load":
                 _check_digests(asked.folder, asked.parameters)
             return None
         with self._guard:
-            process = self._processes.setdefault(asked.name, AgentProcess(asked.name, self._settings.agent_directory))
+            process = self._processes.setdefault(asked.name, AgentProcess(asked.name, directory))
         folder = process.call(
             hook=hook,
             run=run,
@@ -98,9 +99,6 @@ class Agents:
     def close(self) -> None:
         for process in self._processes.values():
             process.close()
-
-    def _is_written(self, name: str) -> bool:
-        return (self._settings.agent_directory / name / "agent.py").is_file()
 
 
 class Chain:
