@@ -174,7 +174,8 @@ OWN = (
         "restart-wait-secs",
         "instances.restart_wait_secs",
         parse_seconds,
-        "Time that requests wait for a stub that is restarted, where none of their model serves; 0 for none (10).",
+        "Time that requests wait for a stub that is restarted, when their model has no other that serves; "
+        "0 for none (10).",
     ),
     Flag(
         "execute-timeout-secs",
@@ -206,13 +207,14 @@ OWN = (
         "stub-sandbox",
         "instances.stub_sandbox",
         parse_sandbox,
-        "files: stubs write nowhere but in their model's folder and for a time; network: no TCP; or both (none).",
+        "files: stubs write only to their model's folder and to a temporary folder of their own; network: no TCP; "
+        "or both (none).",
     ),
     Flag(
         "stub-writable",
         "instances.stub_writable",
         Path,
-        "With --stub-sandbox=files: a folder that stubs may write to all the same.",
+        "With --stub-sandbox=files: one more folder that stubs may write to.",
         many=True,
     ),
     Flag(
