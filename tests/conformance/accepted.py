@@ -467,7 +467,7 @@ DECISIONS = (
         200,
     ),
     Accepted(
-        "Who asks for a load that fails so is told the reason, too, behind Triton's words.",
+        "A client that asks for a load that fails so is told the reason, too, after Triton's words.",
         (
             "control/load_unknown",
             "control/three_dots",

@@ -234,8 +234,8 @@ def test_no_version_left(policy: str, folder: ModelFolder) -> None:
 @pytest.mark.parametrize(
     ("file", "config", "advice"),
     [
-        ("model.py", "", "model.py belongs into a folder for its version: mkdir {0}/1 && mv {0}/model.py {0}/1"),
-        ("model.onnx", "", "model.onnx belongs into a folder for its version: mkdir {0}/1 && mv {0}/model.onnx {0}/1"),
+        ("model.py", "", "model.py belongs in a folder for its version: mkdir {0}/1 && mv {0}/model.py {0}/1"),
+        ("model.onnx", "", "model.onnx belongs in a folder for its version: mkdir {0}/1 && mv {0}/model.onnx {0}/1"),
         ("", "ensemble_scheduling {}", "as .gitkeep): mkdir {0}/1"),
         ("", "", "Make a folder for its version, with the model's file in it: {0}/1/model.py"),
     ],

@@ -37,7 +37,7 @@ def test_what_is_saved_is_served_and_what_is_broken_is_not(repository: Path) -> 
         eventually(lambda: answer(server) == 2)
         write_model(repository, "adds", adds(3).replace("class", "clas"))
         server.wait_for(r"failed to load 'adds' version 1: Internal: SyntaxError: .*\n +File .*/adds/1/model.py")
-        server.wait_for("model 'adds' could not be loaded anew: the old code goes on serving")
+        server.wait_for("model 'adds' could not be loaded again: the old code goes on serving")
         assert answer(server) == 2
         write_model(repository, "adds", adds(4))
         eventually(lambda: answer(server) == 4)
@@ -96,7 +96,7 @@ def test_a_traceback_shows_the_lines_that_ran(repository: Path) -> None:
         assert server.infer_array("adds", np.zeros(1, np.float32)).status == 500
         server.wait_for(r"1 / 0 # the line that ran")
         write_model(repository, "adds", "\n" * 7 + "# a new line in its place\n" + failing.replace("class", "clas"))
-        server.wait_for("model 'adds' could not be loaded anew: the old code goes on serving")
+        server.wait_for("model 'adds' could not be loaded again: the old code goes on serving")
         told = len(server.output)
         assert server.infer_array("adds", np.zeros(1, np.float32)).status == 500
         eventually(lambda: "ZeroDivisionError" in server.output[told:])

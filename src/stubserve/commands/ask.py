@@ -87,7 +87,7 @@ class _Server:
             raise NoAnswer(_refusal(error, self.url), error.code) from None
         except OSError as error:
             reason = getattr(error, "reason", error)
-            advice = f"start one with 'stubserve serve', or say where it is with --url (it is {DEFAULT_URL} else)"
+            advice = f"start one with 'stubserve serve', or say with --url where it is (without it: {DEFAULT_URL})"
             raise NoAnswer(f"no server answers at {self.url} ({reason}): {advice}") from None
         except (ValueError, http.client.HTTPException) as error:
             raise NoAnswer(f"'{self.url}' is not the address of a server over HTTP: {error}") from None

@@ -65,7 +65,7 @@ def write_model(folder: Path, with_config: bool = True) -> None:
 def _next_steps(folder: Path) -> list[str]:
     name = shlex.quote(str(folder))
     return [
-        f"{folder}: a model that doubles its input; change {folder / '1' / 'model.py'} to what it shall do.",
+        f"{folder}: a model that doubles its input; edit {folder / '1' / 'model.py'} to make it yours.",
         f"  stubserve serve {name} --dev    serves it, and again whenever a file of it is saved",
         f"  python {shlex.quote(str(folder / 'client.py'))}    asks it",
         f"  python -m pytest {name}    tests it without a server",

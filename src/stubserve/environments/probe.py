@@ -124,7 +124,7 @@ def check(environment: Environment, found: Probe) -> None:
         )
     if found.numpy_missing:
         raise EnvironmentUnusable(
-            f"it has no numpy ({python}). Install it, e.g. {_install(environment)}, and pack the environment anew if "
+            f"it has no numpy ({python}). Install it, e.g. {_install(environment)}, and pack the environment again if "
             "it is an archive."
         )
     if found.numpy is None:

@@ -53,8 +53,8 @@ backend-config = backend_config: [<backend>,]<setting>=<value>, passed to the ba
 max-queue-size = max_queue_size: Requests that may wait at a model that sets no max_queue_size, but for sequences; 0:
     no limit (0).
 stub-restart-limit = restart_limit: Restarts in a row of a stub that dies; 0 turns restarting off (10).
-restart-wait-secs = restart_wait_secs: Time that requests wait for a stub that is restarted, where none of their model
-    serves; 0 for none (10).
+restart-wait-secs = restart_wait_secs: Time that requests wait for a stub that is restarted, when their model has no
+    other that serves; 0 for none (10).
 execute-timeout-secs = execute_timeout_secs: Time that one execute may take, where the model's EXECUTE_TIMEOUT_SECS
     does not say; 0 for no limit (0).
 sleep-after-secs = sleep_after_secs: Time without a request after which a model's instances end, to start again with
@@ -63,9 +63,9 @@ start-asleep = start_asleep: Start models whose config.pbtxt has inputs and outp
 stub-user = stub_user: Run stubs as this user, where the server runs as root.
 stub-memory-limit = stub_memory_limit: Memory that a stub may have of its own, beside tensors, as 8G or in bytes (no
     limit).
-stub-sandbox = stub_sandbox: files: stubs write nowhere but in their model's folder and for a time; network: no TCP;
-    or both (none).
-stub-writable = stub_writable: With --stub-sandbox=files: a folder that stubs may write to all the same.
+stub-sandbox = stub_sandbox: files: stubs write only to their model's folder and to a temporary folder of their own;
+    network: no TCP; or both (none).
+stub-writable = stub_writable: With --stub-sandbox=files: one more folder that stubs may write to.
 stub-env = stub_env: [<model>:]<name>: models see this variable of the server's environment; -<name>: they do not. *
     stands for any characters, and the last that fits counts (all but the server's own secrets).
 stub-new-privileges = stub_new_privileges: Let what models start gain privileges, as sudo does (false).

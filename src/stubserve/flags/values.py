@@ -27,7 +27,7 @@ def parse_bool(text: str) -> bool:
 def parse_fair_queues(text: str) -> str:
     """How clients are told apart. Raises UsageError."""
     if text not in WAYS:
-        raise UsageError(f"clients are told apart by one of {', '.join(WAYS)}. Got {text}")
+        raise UsageError(f"it is one of {', '.join(WAYS)}. Got {text}")
     return text
 
 

@@ -229,7 +229,7 @@ class ModelControl:
             error = as_load_error(raised)  # which tells the log of what nobody expects; the rest has been told
             if self._settings.control_mode == POLL and self._registry.ready_versions(name):
                 self._registry.entry(name).on_disk = error.message
-                log.warning("model '%s' could not be loaded anew: the old code goes on serving", name)
+                log.warning("model '%s' could not be loaded again: the old code goes on serving", name)
             return False
         finally:
             self._registry.pending.discard(name)

@@ -253,7 +253,7 @@ def _how_to_make_a_version(path: Path, config: ModelConfig) -> str:
     """Advice for a model's folder without a folder for a version."""
     for file in _MODEL_FILES:
         if (path / file).is_file():
-            return f"{file} belongs into a folder for its version: mkdir {path / '1'} && mv {path / file} {path / '1'}"
+            return f"{file} belongs in a folder for its version: mkdir {path / '1'} && mv {path / file} {path / '1'}"
     if config.HasField("ensemble_scheduling"):
         return (
             "An ensemble needs a folder for its version, too, which may be empty (git keeps it with a file in it, "

@@ -132,7 +132,7 @@ class JsonProcess:
             read = unpack_request(result)
             await self._receive_tensors(loop, connection, read.inputs, data_size)
         except (OSError, EOFError):
-            log.error("the process that reads large JSON has ended while it read a request; it is started anew")
+            log.error("the process that reads large JSON has ended while it read a request; it is started again")
             self.close()
             raise internal("the process that read the request's JSON has ended; see the server's log") from None
         finally:
