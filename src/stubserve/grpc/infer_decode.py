@@ -55,7 +55,7 @@ _RAW = 0x3A
 class Envelope:
     """`inputs` and `raw` are the (start, end) of inputs and of raw contents in the message, without tags and lengths.
 
-    `others` is the bytes of all parameters and outputs.
+    `others` is the bytes of all parameters and outputs. It lives no longer than the message, which it knows.
     """
 
     __slots__ = ("_data", "_runs", "id", "inputs", "model_name", "model_version", "others", "raw")
@@ -75,11 +75,6 @@ class Envelope:
     def description(self) -> bytes:
         """The bytes of all parameters, inputs and outputs."""
         return b"".join([self._data[start:stop] for start, stop in self._runs])
-
-    def forget_description(self) -> None:
-        """Keeps only what the answer needs; the rest may be long."""
-        self._data = self.others = b""
-        self._runs = self.inputs = self.raw = []
 
 
 def split(data: bytes | memoryview) -> Envelope:

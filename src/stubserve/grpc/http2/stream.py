@@ -25,12 +25,10 @@ from stubserve.grpc.transport import (
     DEADLINE_EXCEEDED,
     OK,
     REQUEST_LINE,
-    Keep,
+    Answer,
     Metadata,
     Method,
-    Parts,
 )
-from stubserve.inference.long_work import LongWork
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
 
@@ -120,7 +118,7 @@ class Http2Stream(ReceivingStream):
         log.info("ending an RPC: %s", error.message)
         self._drop_partial()
         self._clear_outbox()
-        self.fail(error)
+        self.fail(error.code.grpc_status, error.message)
 
     # What the service says
 
@@ -135,30 +133,27 @@ class Http2Stream(ReceivingStream):
     def metadata(self) -> Metadata:
         return self._head.metadata
 
-    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
+    def reply(self, answer: Answer, blocks: Sequence[Block]) -> None:
         if self._status is not None:
             return
-        as_it_is = self._encoding is None and self._outbox is None
-        if as_it_is and self._writer.send_whole(self.id, self.widened, sum(map(len, parts)), parts):
+        if (
+            self._encoding is None
+            and self._outbox is None
+            and not callable(answer)
+            and self._writer.send_whole(self.id, self.widened, sum(map(len, answer)), answer)
+        ):
             self._status = (OK, "")
             self._close()
         else:
-            self.send(parts, blocks)
+            self.send(answer, blocks)
             self.finish(OK)
 
-    def reply_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> None:
-        self.send_in_steps(work, blocks)
-        self.finish(OK)
-
-    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
+    def send(self, answer: Answer, blocks: Sequence[Block]) -> bool:
         if self._status is not None:
             return True
-        return (self._outbox or self._open_outbox()).send(parts, blocks)
-
-    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
-        if self._status is not None:
-            return True
-        return (self._outbox or self._open_outbox()).send_in_steps(work, blocks)
+        if self._outbox is None:
+            self._outbox = Outbox(self._endpoint, self._writer, self, self._encoding)
+        return self._outbox.send(answer, blocks)
 
     def finish(self, status: int, message: str = "") -> None:
         if self._status is None:
@@ -173,13 +168,13 @@ class Http2Stream(ReceivingStream):
         if self._handler is not None and self._status is None:
             self._handler.on_writable()
 
-    def fail(self, error: ServeError) -> None:
+    def fail(self, status: int, text: str) -> None:
         """The RPC ends in an error, although all may have been said already."""
         if self._status is None:
-            self._cut_off(error.code.grpc_status, error.message)
+            self._cut_off(status, text)
         else:
             self._drop_jobs()
-            self._status = (error.code.grpc_status, error.message)
+            self._status = (status, text)
             self.pump()
 
     # The end
@@ -219,10 +214,6 @@ class Http2Stream(ReceivingStream):
         if self._heap_share is not None:
             self._heap_share.drop()
         self._on_closed(self)
-
-    def _open_outbox(self) -> Outbox:
-        outbox = self._outbox = Outbox(self._endpoint, self._writer, self, self._encoding)
-        return outbox
 
     def _clear_outbox(self) -> None:
         if self._outbox is not None:
