@@ -11,7 +11,6 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.inference.version import parse_version
 from stubserve.loading.control import ModelControl
 from stubserve.memory import client_regions
-from stubserve.memory.client_regions import ClientRegions
 from stubserve.observability.logs import LogSettings
 from stubserve.observability.tracing import Tracing
 from stubserve.repository.registry import Registry
@@ -48,9 +47,6 @@ class ServerFacts(InferenceServer, Protocol):
     def http_access(self) -> Access | None:
         """Who may use which routes; None where everybody may use all."""
         ...
-
-    @property
-    def regions(self) -> ClientRegions | None: ...
 
     @property
     def registry(self) -> Registry: ...

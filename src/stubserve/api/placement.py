@@ -12,18 +12,23 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from stubserve_stub.wire import messages, strings
-from stubserve_stub.wire.datatypes import BYTES
+from stubserve_stub.wire.datatypes import BYTES, DataType
 from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.errors import not_found
 from stubserve.inference.long_work import LARGE_BYTES
+from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.blocks import Block, Span
+from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.regions import RegionPlace, RegionSpan
 
 # A tensor of this size is always inside its message.
 SMALL_BYTES = 1024
 MOST_INLINE = INLINE_BYTES
+
+# What upstream takes a datatype for that is none; what becomes of it depends on where the data is.
+INVALID_DATATYPE = DataType(0, "<invalid>", "", 0, None)
 
 Store = Callable[["bytes | memoryview"], Block]
 
@@ -53,11 +58,12 @@ class ReplyFormat(NamedTuple):
     empty_final: bool = False
 
 
-class Regions(Protocol):
-    """Clients' shared memory, for those who read requests."""
-
-    def find(self, name: str, offset: int, nbytes: int) -> RegionPlace:
-        """A piece of a region. Raises ServeError."""
+def note_outputs(request: Request, slots: dict[str, Slot]) -> None:
+    """Tells a request which outputs its client wants, and which of them go into the client's shared memory."""
+    request.requested_outputs = list(slots)
+    regions = {name: slot.region for name, slot in slots.items() if slot.region is not None}
+    if regions:
+        request.regions = {**(request.regions or {}), **regions}
 
 
 class Placer(Protocol):
@@ -102,7 +108,7 @@ class BodyPlacer:
         block: Block | None,
         body_offset: int,
         store: Store,
-        regions: Regions | None = None,
+        regions: ClientRegions | None = None,
     ) -> None:
         self._regions = regions
         self._body = body

@@ -12,11 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 
 from stubserve.api.access_log import log_answer
 from stubserve.errors import ServeError
 from stubserve.grpc.transport import CANCELLED, OK, Answer, Handler, Keep, Making, Metadata, Method, Parts, Rpc
-from stubserve.grpc.wire import LENGTH, Malformed, read_tag, read_varint, skip
+from stubserve.grpc.wire import LENGTH, Malformed, fields
 from stubserve.inference.long_work import LongWork
 from stubserve.memory.blocks import Block
 
@@ -162,19 +163,11 @@ def names_in(path: str, message: bytes | memoryview) -> dict[str, str]:
     naming = _NAMING.get(path.rpartition("/")[2])
     if naming is None:
         return names
-    at = 0
     try:
-        for _ in range(_MOST_FIELDS):
-            if at >= len(message):
-                break
-            tag, at = read_tag(message, at)
+        for tag, _, content, end in islice(fields(message), _MOST_FIELDS):
             name = naming.get(tag >> 3) if tag & 7 == LENGTH else None
-            if name is None:
-                at = skip(message, at, tag & 7)
-            else:
-                length, at = read_varint(message, at)
-                names[name] = str(message[at : at + min(length, _LONGEST_NAME)], "utf-8", "replace")
-                at += length
-    except (Malformed, IndexError):
+            if name is not None:
+                names[name] = str(message[content : min(end, content + _LONGEST_NAME)], "utf-8", "replace")
+    except Malformed:
         pass
     return names

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from stubserve_stub.wire.datatypes import BY_NAME, DataType
+from stubserve_stub.wire.datatypes import BY_NAME
 
-from stubserve.api.placement import IN_REGION, BodyPlacer, ReplyFormat, Slot
+from stubserve.api.placement import IN_REGION, INVALID_DATATYPE, BodyPlacer, ReplyFormat, Slot, note_outputs
 from stubserve.errors import ServeError, invalid
 from stubserve.grpc import contents
 from stubserve.grpc.messages import service_pb2
@@ -23,7 +23,6 @@ from stubserve.inference.signature import Signature
 # Of one tensor; numpy's arrays have no more than 64.
 MAX_DIMS = 1024
 
-_INVALID = DataType(0, "<invalid>", "", 0, None)
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 
 _UINT64 = (1 << 64) - 1
@@ -52,10 +51,7 @@ def decode_message(
     _read_inputs(request, message.inputs, raw, signature, placer)
     slots = read_outputs(message.outputs, placer)
     if slots is not None:
-        request.requested_outputs = list(slots)
-        regions = {name: slot.region for name, slot in slots.items() if slot.region is not None}
-        if regions:
-            request.regions = {**(request.regions or {}), **regions}
+        note_outputs(request, slots)
     return request, ReplyFormat(slots, True, empty_final)
 
 
@@ -68,7 +64,7 @@ def _read_inputs(
         if len(item.shape) > MAX_DIMS:
             raise TooManyParts(f"dimensions of input '{item.name}'", MAX_DIMS)
         shape = tuple(item.shape)
-        datatype = BY_NAME.get(item.datatype, _INVALID).number
+        datatype = BY_NAME.get(item.datatype, INVALID_DATATYPE).number
         given = item.HasField("contents")
         region = shared_memory(item)
         if region is not None:

@@ -18,7 +18,7 @@ from functools import partial
 
 from stubserve.api.forwarded_headers import HeaderForwarding
 from stubserve.api.inference_server import InferenceServer
-from stubserve.api.placement import BodyPlacer, Regions, ReplyFormat, Store
+from stubserve.api.placement import BodyPlacer, ReplyFormat, Store
 from stubserve.connections.arrival import Content
 from stubserve.connections.sent_memory import stored
 from stubserve.errors import ServeError, invalid, unsupported
@@ -37,6 +37,7 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
 from stubserve.memory.blocks import Block
+from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
 
 _LEADING_INTEGER = re.compile(rb"[ \t\r\n\v\f]*([+-]?[0-9]+)").match
@@ -208,7 +209,7 @@ def decode(
     body_offset: int,
     store: Store,
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE,
-    regions: Regions | None = None,
+    regions: ClientRegions | None = None,
 ) -> tuple[Request, ReplyFormat]:
     """Reads one inference request, and how its reply is to look. Raises ServeError.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, DataType
+from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER
 
-from stubserve.api.placement import IN_REGION, Placer, ReplyFormat, Slot
+from stubserve.api.placement import IN_REGION, INVALID_DATATYPE, Placer, ReplyFormat, Slot, note_outputs
 from stubserve.errors import invalid
 from stubserve.http.body import too_large
 from stubserve.http.infer_document import read_parameters
@@ -22,8 +22,6 @@ _CONTENT_FIELDS = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
     "'shared_memory_region' in 'parameters'. But"
 )
-# A datatype that is none is upstream's type number 0; what becomes of it depends on where the data is.
-_INVALID = DataType(0, "<invalid>", "", 0, None)
 
 
 def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_size: int) -> tuple[Request, ReplyFormat]:
@@ -42,7 +40,7 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
         parameters = find(item, "parameters")
         _check_content_fields(item, parameters)
         name = as_string(find(item, "name"), "name")
-        datatype = BY_NAME.get(as_string(find(item, "datatype"), "datatype"), _INVALID).number
+        datatype = BY_NAME.get(as_string(find(item, "datatype"), "datatype"), INVALID_DATATYPE).number
         shape = tuple([as_uint(size, "shape") for size in as_array(find(item, "shape"), "shape")])
         if any(size > _MAX_ELEMENTS for size in shape):
             raise invalid(
@@ -74,8 +72,7 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
         raise invalid(f"unexpected additional input data for model '{signature.model}'")
     slots = _read_outputs(request, find(document, "outputs"), placer)
     if slots is not None:
-        request.requested_outputs = list(slots)
-        note_regions(request, slots)
+        note_outputs(request, slots)
     return request, ReplyFormat(slots, default_binary)
 
 
@@ -103,13 +100,6 @@ def _region(parameters: Any) -> tuple[str, int, int] | None:
         0 if offset is UNSET else as_uint(offset, "shared_memory_offset"),
         0 if nbytes is UNSET else as_uint(nbytes, "shared_memory_byte_size"),
     )
-
-
-def note_regions(request: Request, slots: dict[str, Slot]) -> None:
-    """Tells a request which of its outputs go into its client's shared memory."""
-    regions = {name: slot.region for name, slot in slots.items() if slot.region is not None}
-    if regions:
-        request.regions = {**(request.regions or {}), **regions}
 
 
 def _json_tensor(name: str, datatype: int, shape: tuple[int, ...], data: Any, max_input_size: int) -> bytes:

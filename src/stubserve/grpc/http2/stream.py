@@ -36,7 +36,9 @@ log = logging.getLogger("stubserve.grpc")
 
 
 class Http2Stream(ReceivingStream):
-    """A stream that the client has opened. `on_closed` is told when both sides are closed.
+    """A stream that the client has opened, and with it the RPC's handler.
+
+    `on_closed` is told when both sides are closed, which may be at once.
 
     `widened` is what the client takes beyond its initial window; less than 0 where more of that is used up.
     """
@@ -72,15 +74,12 @@ class Http2Stream(ReceivingStream):
         self._outbox: Outbox | None = None
         # Both ways at an end
         self.closed = False
-
-    def begin(self) -> None:
-        """Opens the RPC's handler."""
-        log.debug(REQUEST_LINE, self._head.path)
-        if self._head.nbytes > FREE_BYTES:
+        log.debug(REQUEST_LINE, head.path)
+        if head.nbytes > FREE_BYTES:
             self._count_metadata()
-        if self._head.timeout_s is not None:
-            self._deadline = asyncio.get_running_loop().call_later(self._head.timeout_s, self._expire)
-        handler = self._method.open(self)
+        if head.timeout_s is not None:
+            self._deadline = asyncio.get_running_loop().call_later(head.timeout_s, self._expire)
+        handler = method.open(self)
         if not self.closed:  # else it has been refused, and handler and stream know each other
             self._handler = handler
 

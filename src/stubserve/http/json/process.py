@@ -23,9 +23,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-from stubserve.api.placement import BodyPlacer, ReplyFormat, Slot, Store
+from stubserve.api.placement import BodyPlacer, ReplyFormat, Slot, Store, note_outputs
 from stubserve.errors import Code, ServeError, internal
-from stubserve.http.infer_json import note_regions
 from stubserve.http.json.job import GENERATE, HEAD, IN_REGION, INFER, pack, pack_signature, unpack, unpack_request
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
@@ -108,7 +107,7 @@ class JsonProcess:
             if reply_format is not None and reply_format.slots is not None:
                 slots = {name: _placed(slot, placer) for name, slot in reply_format.slots.items()}
                 reply_format = reply_format._replace(slots=slots)
-                note_regions(request, slots)
+                note_outputs(request, slots)
         except BaseException:
             drop_blocks(request.inputs)
             raise
