@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from stubserve.api.fair_queues import TOKEN
-from stubserve.api.re2 import compile_re2
+from stubserve.api.forwarded_headers import compile_re2
 from stubserve.flags.table import FLAGS, GROUPS, group_of
 from stubserve.flags.unneeded import UNNEEDED
 from stubserve.flags.values import CloudAddress, UsageError, check_restricted, parse_bool, parse_int, parse_repository

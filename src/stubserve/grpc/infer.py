@@ -1,9 +1,9 @@
-"""One inference request over gRPC, from its message to its responses; and ModelInfer, which has one of each."""
+"""One inference request over gRPC, from its message to its responses, by itself or in a stream; and ModelInfer."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from stubserve.api.access import AUTHORIZATION
@@ -13,9 +13,9 @@ from stubserve.api.placement import ReplyFormat
 from stubserve.errors import ServeError, internal, unsupported
 from stubserve.grpc.infer_decode import Envelope, decode, split
 from stubserve.grpc.infer_encode import encode, encode_steps, takes_long
-from stubserve.grpc.transport import Answer, Handler, Keep, Parts, Rpc, end_of, values_of
+from stubserve.grpc.transport import Answer, Keep, Parts, Rpc, end_of, values_of
 from stubserve.inference.call import Call
-from stubserve.inference.long_work import LARGE_BYTES, LongWork
+from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.memory.blocks import Block
@@ -126,7 +126,64 @@ class UnaryInferCall(GrpcInferCall):
         self._rpc.finish(error.code.grpc_status, error.message)
 
 
-class ModelInfer(Handler):
+class Position:
+    """The position of one request in the order of responses; `answer` is its message once that is there."""
+
+    __slots__ = ("answer", "blocks")
+
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+        self.blocks: list[Block] = []
+
+    def drop(self) -> None:
+        for block in self.blocks:
+            block.drop()
+        self.blocks = []
+
+
+class StreamedInferCall(GrpcInferCall):
+    """One request of a stream; those of one stream share its jobs, so that they begin in the order of their messages.
+
+    `on_response(call, response)` is called once per response, or `on_refused(call, error)` where the request is refused
+    after `start` has returned. `position` is None where its responses keep no order with those of others.
+    """
+
+    __slots__ = ("_on_refused", "_on_response", "position")
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        model: ServedModel,
+        server: InferenceServer,
+        rpc: Rpc,
+        jobs: OrderedJobs,
+        on_response: Callable[[StreamedInferCall, Response], None],
+        on_refused: Callable[[StreamedInferCall, ServeError], None],
+    ) -> None:
+        super().__init__(envelope, model, server, rpc)
+        self.jobs = jobs
+        self.position = None if model.signature.decoupled else Position()
+        self._on_response = on_response
+        self._on_refused = on_refused
+
+    def respond(self, request: Request, response: Response) -> None:
+        self._on_response(self, response)
+
+    def refused(self, error: ServeError) -> None:
+        self._on_refused(self, error)
+
+    def pause(self) -> None:
+        """The client does not read: a decoupled model is to wait."""
+        if self.request is not None and self.position is None:
+            self.request.pause()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        if self.request is not None:
+            self.request.resume()
+
+
+class ModelInfer:
     """The handler of a ModelInfer RPC. `forwarding` says which of its metadata become parameters, None: none."""
 
     __slots__ = ("_call", "_forwarding", "_rpc", "_server")
@@ -149,6 +206,15 @@ class ModelInfer(Handler):
             call.start(envelope, data, forwarded, block, offset, at_once=True)
         except Exception as error:
             rpc.finish(*end_of(error))
+
+    def on_half_close(self) -> None:
+        pass
+
+    def on_writable(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
 
     def on_cancel(self) -> None:
         if self._call is not None:

@@ -22,65 +22,17 @@ from collections.abc import Mapping
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.errors import ServeError, internal
-from stubserve.grpc.infer import GrpcInferCall, held_blocks
-from stubserve.grpc.infer_decode import Envelope, split
+from stubserve.grpc.infer import Position, StreamedInferCall, held_blocks
+from stubserve.grpc.infer_decode import split
 from stubserve.grpc.infer_encode import encode_empty_final, encode_stream_error
 from stubserve.grpc.transport import OK, UNAVAILABLE, Answer, Handler, Keep, Making, Parts, Rpc, end_of
 from stubserve.grpc.wire import Malformed
 from stubserve.inference.long_work import LongWork, OrderedJobs
-from stubserve.inference.request import Request, Response
-from stubserve.inference.served_model import ServedModel
+from stubserve.inference.request import Response
 from stubserve.memory.blocks import Block
 
 MAX_UNDER_WAY = 1024
 STOPPING_TEXT = "GRPC server is shutting down and has stopped accepting new requests."
-
-
-class _Position:
-    """The position of one request in the order of responses; `answer` is its message once that is there."""
-
-    __slots__ = ("answer", "blocks")
-
-    def __init__(self) -> None:
-        self.answer: Answer | None = None
-        self.blocks: list[Block] = []
-
-    def drop(self) -> None:
-        for block in self.blocks:
-            block.drop()
-        self.blocks = []
-
-
-class StreamedInferCall(GrpcInferCall):
-    """One request of a stream; those of one stream share its jobs, so that they begin in the order of their messages.
-
-    `position` is None where its responses keep no order with those of others.
-    """
-
-    __slots__ = ("_stream", "position")
-
-    def __init__(
-        self, envelope: Envelope, model: ServedModel, server: InferenceServer, rpc: Rpc, stream: ModelStreamInfer
-    ) -> None:
-        super().__init__(envelope, model, server, rpc)
-        self._stream = stream
-        self.position = None if model.signature.decoupled else _Position()
-
-    def respond(self, request: Request, response: Response) -> None:
-        self._stream.on_response(self, response)
-
-    def refused(self, error: ServeError) -> None:
-        self._stream.on_refused(self, error)
-
-    def pause(self) -> None:
-        """The client does not read: a decoupled model is to wait."""
-        if self.request is not None and self.position is None:
-            self.request.pause()
-
-    def resume(self) -> None:
-        """The client has caught up."""
-        if self.request is not None:
-            self.request.resume()
 
 
 class ModelStreamInfer(Handler):
@@ -93,7 +45,7 @@ class ModelStreamInfer(Handler):
         self._strict = strict
         # Requests under way, and the positions of those whose model is not decoupled
         self._under_way: dict[StreamedInferCall, None] = {}
-        self._positions: deque[_Position] = deque()
+        self._positions: deque[Position] = deque()
         # What is to be done before the next of them may enter
         self._jobs = OrderedJobs(server.offload)
         # Where the stream stands
@@ -117,8 +69,9 @@ class ModelStreamInfer(Handler):
         call: StreamedInferCall | None = None
         try:
             model = server.find_model(envelope.model_name, envelope.model_version)
-            call = StreamedInferCall(envelope, model, server, self._rpc, self)
-            call.jobs = self._jobs
+            call = StreamedInferCall(
+                envelope, model, server, self._rpc, self._jobs, self._on_response, self._on_refused
+            )
             self._under_way[call] = None
             if call.position is not None:
                 self._positions.append(call.position)
@@ -159,7 +112,7 @@ class ModelStreamInfer(Handler):
             # It was on its way already when reading was paused.
             call.pause()
 
-    def on_refused(self, call: StreamedInferCall, error: ServeError) -> None:
+    def _on_refused(self, call: StreamedInferCall, error: ServeError) -> None:
         self._refuse(call, call.request_id, error.message)
         self._read_or_not()
 
@@ -173,12 +126,12 @@ class ModelStreamInfer(Handler):
             position = call.position
         elif self._positions:
             # Its model is not known; upstream keeps its position among the others.
-            position = _Position()
+            position = Position()
             self._positions.append(position)
         self._pass_on(position, encode_stream_error(text, id, None, True), [])
         self._end_if_done()
 
-    def on_response(self, call: StreamedInferCall, response: Response) -> None:
+    def _on_response(self, call: StreamedInferCall, response: Response) -> None:
         if self._closed:
             return
         if response.final:
@@ -211,7 +164,7 @@ class ModelStreamInfer(Handler):
             self._read_or_not()
             self._end_if_done()
 
-    def _pass_on(self, position: _Position | None, answer: Answer, blocks: list[Block]) -> None:
+    def _pass_on(self, position: Position | None, answer: Answer, blocks: list[Block]) -> None:
         positions = self._positions
         if position is None or position is positions[0]:
             self._send(answer, blocks)

@@ -6,7 +6,7 @@ outputs are not copied; the reply's parts are views of where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from math import prod
 from struct import Struct
@@ -23,7 +23,7 @@ from stubserve.errors import Code, ServeError, internal, invalid, unsupported
 from stubserve.http import compression
 from stubserve.http.compression import Keep, Place
 from stubserve.http.json import text as json_text
-from stubserve.http.json.data import FORMATS
+from stubserve.http.json.data import layout
 from stubserve.http.message import BINARY, JSON, Reply
 from stubserve.inference.classification import classify
 from stubserve.inference.long_work import LARGE_BYTES, LongWork, finish, uncounted
@@ -247,7 +247,7 @@ def json_array(tensor: Tensor) -> bytes:
             return json_text.strings(rows.tolist())
         return json_text.strings(_strings(tensor, data, 0, elements, len(data) + 1)[0])
     if elements <= _FEW:
-        values = _unpacker(tensor.datatype, elements)(tensor.buffer)
+        values = layout(tensor.datatype, elements).unpack(tensor.buffer)
         return json_text.floats(values) if tensor.datatype in _FLOATS else orjson.dumps(values)
     return b"".join(json_array_steps(tensor))
 
@@ -292,11 +292,6 @@ def _check_for_json(tensor: Tensor) -> int:
     if tensor.datatype != BYTES and tensor.nbytes != elements * kind.itemsize:
         raise _size_error(tensor)
     return elements
-
-
-@lru_cache(maxsize=1024)
-def _unpacker(datatype: int, elements: int) -> Callable[[bytes | memoryview], tuple[Any, ...]]:
-    return Struct(f"{elements}{FORMATS[datatype]}").unpack
 
 
 def _numbers(datatype: int, values: np.ndarray[Any, Any]) -> bytes:
