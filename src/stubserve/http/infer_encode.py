@@ -19,7 +19,7 @@ from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
 from stubserve.api.placement import IN_REGION, ReplyFormat, Slot
-from stubserve.errors import Code, ServeError, internal, invalid, unsupported
+from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.http import compression
 from stubserve.http.compression import Keep, Place
 from stubserve.http.json import text as json_text
@@ -229,11 +229,7 @@ def _without_data(tensor: Tensor) -> bytes:
 
 
 def _parameters(parameters: dict[str, object]) -> bytes:
-    members = []
-    for name, value in parameters.items():
-        if not isinstance(value, str | bool | int | float):
-            raise unsupported("Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported")
-        members.append(b"%b:%b" % (json_text.string(name), json_text.scalar(value)))
+    members = [b"%b:%b" % (json_text.string(name), json_text.scalar(value)) for name, value in parameters.items()]
     return b',"parameters":{%b}' % b",".join(members)
 
 
