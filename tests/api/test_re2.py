@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from stubserve.api.re2 import compile_re2
+from stubserve.api.forwarded_headers import compile_re2
 
 NAMES = ("X-Foo", "x-bar", "Y-Q")
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from stubserve.connections.arrival import Arrivals
 from stubserve.connections.slow_clients import SlowClients
-from stubserve.grpc.http2.incoming import Message, MessageRefusal
+from stubserve.grpc.http2.incoming import Message
 from stubserve.grpc.http2.preparation import PreparedMessages
 from stubserve.inference.long_work import LARGE_BYTES, Offload
 from stubserve.memory.server_memory import Memory
@@ -32,14 +32,14 @@ def test_nobody_gets_a_message_behind_one_that_is_refused() -> None:
         )
         refused = asyncio.Event()
 
-        def over(refusal: MessageRefusal | None) -> None:
+        def over(refusal: BaseException | None) -> None:
             """Ends the stream at the first refusal, as a stream does."""
             assert refusal is not None
             messages.drop()
             refusals.append(str(refusal))
             refused.set()
 
-        messages = PreparedMessages(cast(Any, server), None, lambda message: taken.append(bytes(message.data)), over)
+        messages = PreparedMessages(cast(Any, server), None, lambda data, *_: taken.append(bytes(data)), over)
         whole = gzip.compress(b"whole")
         messages.add(Message(whole, compressed=True))
         messages.add(Message(b"\xff" * (LARGE_BYTES + 1), compressed=True))

@@ -50,7 +50,6 @@ def a_stream(endpoint: Endpoint, taker: Taker | None = None) -> Http2Stream:
     """On a connection of its own. Its client is not watched: nobody stalls here."""
     method = Method(lambda call: cast(Any, taker or Taker()), unary=False)
     stream = Http2Stream(endpoint, cast(Any, Sent()), lambda stream: None, 1, RpcHead([]), method)
-    stream.begin()
     stream.pause_reading()
     return stream
 

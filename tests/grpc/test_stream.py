@@ -66,9 +66,7 @@ def a_stream(
     """An open stream, of a server that has this."""
     of_server = SimpleNamespace(slow_clients=clients or Watching(), max_connections=0, **server)
     endpoint = Endpoint(cast(Any, of_server), {}, GrpcSettings())
-    stream = Http2Stream(endpoint, cast(Any, writer), lambda stream: None, 1, RpcHead([]), Method(open, unary))
-    stream.begin()
-    return stream
+    return Http2Stream(endpoint, cast(Any, writer), lambda stream: None, 1, RpcHead([]), Method(open, unary))
 
 
 def test_a_client_that_may_not_send_has_not_stalled() -> None:

@@ -40,8 +40,8 @@ if path:
     gc.enable = lambda: None
     # What nothing refers to once a request is over; the others may be remembered, as answers are in the cache
     LIVING = {
-        "ClientRegion", "RegionSpan", "Work", "Batch", "Trace", "HttpInferCall", "GrpcInferCall", "StepCall",
-        "StubCall", "EnsembleRun", "ModelInfer", "ModelStreamInfer", "Stream", "LoggedRpc",
+        "ClientRegion", "RegionSpan", "Work", "Batch", "Trace", "HttpInferCall", "UnaryInferCall", "StreamedInferCall",
+        "StepCall", "StubCall", "EnsembleRun", "ModelInfer", "ModelStreamInfer", "Stream", "LoggedRpc",
     }
     KINDS = LIVING | {"frame", "traceback", "Span", "Block", "Tensor", "Request", "Response", "Reply"}
 

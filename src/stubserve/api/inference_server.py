@@ -6,7 +6,7 @@ from typing import Protocol
 
 from stubserve.api.fair_queues import FairQueues
 from stubserve.api.forwarded_headers import HeaderForwarding
-from stubserve.api.placement import BodyPlacer, Regions, ReplyFormat, Store
+from stubserve.api.placement import BodyPlacer, ReplyFormat, Store
 from stubserve.connections.arrival import Arrivals
 from stubserve.connections.slow_clients import SlowClients
 from stubserve.inference.long_work import Offload
@@ -14,6 +14,7 @@ from stubserve.inference.request import Request
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
 from stubserve.memory.blocks import Block
+from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.heap_account import HeapAccount
 
 
@@ -49,7 +50,7 @@ class InferenceServer(Protocol):
     http_forwarding: HeaderForwarding | None
 
     @property
-    def regions(self) -> Regions | None: ...
+    def regions(self) -> ClientRegions | None: ...
 
     def find_model(self, name: str, version: str) -> ServedModel: ...
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from stubserve.api.access import Access
@@ -10,7 +12,6 @@ from stubserve.errors import ServeError, invalid, unavailable, unsupported
 from stubserve.inference.served_model import ServedModel
 from stubserve.loading.control import ModelControl
 from stubserve.memory import client_regions
-from stubserve.memory.client_regions import ClientRegions
 from stubserve.observability.logs import LogSettings
 from stubserve.observability.tracing import Tracing
 from stubserve.repository.registry import Registry, parse_version
@@ -33,6 +34,21 @@ EXTENSIONS = [
     "logging",
 ]
 
+TRACE_OFF = "OFF"
+_TRACE_LEVELS = ("TIMESTAMPS", "TENSORS")
+_UINT32_MAX = (1 << 32) - 1
+_INT32_MAX = (1 << 31) - 1
+# As C reads numbers: what is behind the digits does not count
+_NUMBER = re.compile(r"\s*([+-]?[0-9]+)")
+
+# Name -> field of TraceRules, least and most
+_TRACE_NUMBERS = {
+    "trace_rate": ("rate", 0, _UINT32_MAX),
+    "trace_count": ("count", -1, _INT32_MAX),
+    "log_frequency": ("log_frequency", 0, _UINT32_MAX),
+}
+TRACE_NUMBERS = tuple(_TRACE_NUMBERS)
+
 
 class ServerFacts(InferenceServer, Protocol):
     """What management needs of the server."""
@@ -47,9 +63,6 @@ class ServerFacts(InferenceServer, Protocol):
     def http_access(self) -> Access | None:
         """Who may use which routes; None where everybody may use all."""
         ...
-
-    @property
-    def regions(self) -> ClientRegions | None: ...
 
     @property
     def registry(self) -> Registry: ...
@@ -169,3 +182,38 @@ def traced_model(server: ServerFacts, name: str) -> str:
         except ServeError:
             raise invalid(f"Request for unknown model : {name}") from None
     return name
+
+
+def fixed_trace_file() -> ServeError:
+    return unsupported("trace file location can not be updated through network protocol")
+
+
+def trace_levels(names: Sequence[str]) -> dict[str, Any]:
+    """The change that these levels ask for; names that are none are passed over. Raises ServeError."""
+    if TRACE_OFF in names:
+        if len(names) > 1:
+            raise invalid("Expect only one trace level 'OFF' is specified")
+        return {"levels": ()}
+    wanted = tuple(level for level in _TRACE_LEVELS if level in names)
+    return {"levels": wanted} if wanted else {}
+
+
+def trace_number(name: str, text: str, space: str = "") -> dict[str, Any]:
+    """The change that this number asks for, a text as the protocols have it. Raises ServeError."""
+    field, least, most = _TRACE_NUMBERS[name]
+    match = _NUMBER.match(text)
+    if match is None or len(match[1]) > 20:
+        if match is None:
+            raise invalid(f"Unable to parse '{name}', got: {text}")
+        raise invalid(f"Unable to parse '{name}', value is out of range [ {least}, {most} ], got: {text}")
+    value = int(match[1])
+    if name == "trace_count" and value < least:
+        raise invalid(f"Unable to parse '{name}'. Expecting value >= -1, got:{space}{text}")
+    if not least <= value <= most:
+        raise invalid(f"Unable to parse '{name}', value is out of range [ {least}, {most} ], got: {text}")
+    return {field: value}
+
+
+def cleared_trace(name: str) -> dict[str, Any]:
+    """The change that takes a setting back."""
+    return {"levels" if name == "trace_level" else _TRACE_NUMBERS[name][0]: None}

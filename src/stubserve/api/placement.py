@@ -12,18 +12,22 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from stubserve_stub.wire import places, strings
-from stubserve_stub.wire.datatypes import BYTES
+from stubserve_stub.wire.datatypes import BYTES, DataType
 from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.errors import not_found
 from stubserve.inference.long_work import LARGE_BYTES
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.blocks import Block, Span
+from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.regions import RegionPlace, RegionSpan
 
 # A tensor of this size is always inside its message.
 SMALL_BYTES = 1024
 MOST_INLINE = INLINE_BYTES
+
+# What upstream takes a datatype for that is none; what becomes of it depends on where the data is.
+INVALID_DATATYPE = DataType(0, "<invalid>", "", 0, None)
 
 Store = Callable[["bytes | memoryview"], Block]
 
@@ -57,13 +61,6 @@ def regions_of(in_regions: bool, slots: dict[str, Slot] | None) -> dict[str, Reg
     """`Request.regions` of a request that wants its outputs so; `in_regions` says that inputs lie in such memory."""
     regions = {name: slot.region for name, slot in (slots or {}).items() if slot.region is not None}
     return regions if regions or in_regions else None
-
-
-class Regions(Protocol):
-    """Clients' shared memory, for those who read requests."""
-
-    def find(self, name: str, offset: int, nbytes: int) -> RegionPlace:
-        """A piece of a region. Raises ServeError."""
 
 
 class Placer(Protocol):
@@ -108,7 +105,7 @@ class BodyPlacer:
         block: Block | None,
         body_offset: int,
         store: Store,
-        regions: Regions | None = None,
+        regions: ClientRegions | None = None,
     ) -> None:
         self._regions = regions
         self._body = body

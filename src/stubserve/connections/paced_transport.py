@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from stubserve.connections.sent_memory import unacknowledged
@@ -97,7 +97,7 @@ class PacedTransport(asyncio.Transport):
         """
         self.forget()
         self._closes = True
-        self._transport = gone = _Gone()
+        self._transport = gone = cast(asyncio.Transport, _Gone())
         self._know(gone)
 
     def _know(self, transport: asyncio.Transport) -> None:
@@ -132,35 +132,17 @@ class PacedTransport(asyncio.Transport):
         see_it_closed(self)
 
 
-class _Gone(asyncio.Transport):
+class _Gone:
     """In place of a transport that has been closed: takes everything, and does nothing."""
 
-    def write(self, data: _Data) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return True
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
 
     def get_write_buffer_size(self) -> int:
         return 0
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-    def write_eof(self) -> None:
-        pass
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *given, **named: None
 
 
 class PacedProtocol(asyncio.BufferedProtocol):

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from stubserve.api.fair_queues import TOKEN
-from stubserve.api.re2 import compile_re2
+from stubserve.api.forwarded_headers import compile_re2
 from stubserve.errors import UsageError
 from stubserve.flags.table import FLAGS, GROUPS
 from stubserve.flags.unneeded import UNNEEDED

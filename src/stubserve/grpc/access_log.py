@@ -10,12 +10,14 @@ have the same lines, and where nobody wants them there is nothing in between.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
 
 from stubserve.api.access_log import log_answer
 from stubserve.errors import ServeError
-from stubserve.grpc.transport import CANCELLED, OK, Handler, Keep, Metadata, Method, Parts, Rpc
-from stubserve.grpc.wire import LENGTH, Malformed, read_tag, read_varint, skip
+from stubserve.grpc.transport import CANCELLED, OK, Answer, Handler, Keep, Making, Metadata, Method, Parts, Rpc
+from stubserve.grpc.wire import LENGTH, Malformed, fields
 from stubserve.inference.long_work import LongWork
 from stubserve.memory.blocks import Block
 
@@ -39,8 +41,6 @@ _NAMING = {
 }
 _MOST_FIELDS = 32
 _LONGEST_NAME = 256
-
-_Work = Callable[[Keep], LongWork[Parts]]
 
 
 class LoggedRpc:
@@ -87,6 +87,10 @@ class LoggedRpc:
         if handler is not None:
             handler.on_cancel()
 
+    def stop(self) -> None:
+        if self._handler is not None:
+            self._handler.stop()
+
     # For the handler
 
     @property
@@ -96,20 +100,13 @@ class LoggedRpc:
     def metadata(self) -> Metadata:
         return self._call.metadata()
 
-    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
-        self._count(parts)
-        self._call.reply(parts, blocks)
-        self._end(OK)
+    def reply(self, answer: Answer, blocks: Sequence[Block]) -> None:
+        self._call.reply(self._counted(answer, True), blocks)
+        if not callable(answer):
+            self._end(OK)
 
-    def reply_in_steps(self, work: _Work, blocks: Sequence[Block]) -> None:
-        self._call.reply_in_steps(lambda keep: self._made(work, keep, ends=True), blocks)
-
-    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
-        self._count(parts)
-        return self._call.send(parts, blocks)
-
-    def send_in_steps(self, work: _Work, blocks: Sequence[Block]) -> bool:
-        return self._call.send_in_steps(lambda keep: self._made(work, keep), blocks)
+    def send(self, answer: Answer, blocks: Sequence[Block]) -> bool:
+        return self._call.send(self._counted(answer, False), blocks)
 
     def finish(self, status: int, message: str = "") -> None:
         self._call.finish(status, message)
@@ -123,12 +120,18 @@ class LoggedRpc:
 
     # The line
 
-    def _made(self, work: _Work, keep: Keep, ends: bool = False) -> LongWork[Parts]:
-        """What the work makes, counted."""
+    def _counted(self, answer: Answer, ends: bool) -> Answer:
+        """A message whose bytes are counted, now or when it is made. The call `ends` with it or not."""
+        if callable(answer):
+            return partial(self._made, answer, ends)
+        self._sent += sum(map(len, answer))
+        return answer
+
+    def _made(self, making: Making, ends: bool, keep: Keep) -> LongWork[Parts]:
         status = CANCELLED
         try:
-            parts = yield from work(keep)
-            self._count(parts)
+            parts = yield from making(keep)
+            self._sent += sum(map(len, parts))
             status = OK
             return parts
         except ServeError as error:
@@ -137,9 +140,6 @@ class LoggedRpc:
         finally:
             if ends:
                 self._end(status)
-
-    def _count(self, parts: Parts) -> None:
-        self._sent += sum(map(len, parts))
 
     def _end(self, status: int) -> None:
         if self._over:
@@ -163,19 +163,11 @@ def names_in(path: str, message: bytes | memoryview) -> dict[str, str]:
     naming = _NAMING.get(path.rpartition("/")[2])
     if naming is None:
         return names
-    at = 0
     try:
-        for _ in range(_MOST_FIELDS):
-            if at >= len(message):
-                break
-            tag, at = read_tag(message, at)
+        for tag, _, content, end in islice(fields(message), _MOST_FIELDS):
             name = naming.get(tag >> 3) if tag & 7 == LENGTH else None
-            if name is None:
-                at = skip(message, at, tag & 7)
-            else:
-                length, at = read_varint(message, at)
-                names[name] = str(message[at : at + min(length, _LONGEST_NAME)], "utf-8", "replace")
-                at += length
-    except (Malformed, IndexError):
+            if name is not None:
+                names[name] = str(message[content : min(end, content + _LONGEST_NAME)], "utf-8", "replace")
+    except Malformed:
         pass
     return names

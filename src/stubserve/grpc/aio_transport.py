@@ -10,28 +10,31 @@ import errno
 import logging
 import urllib.parse
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from stubserve.errors import ServeError, internal
 from stubserve.grpc.service import Service
 from stubserve.grpc.transport import (
     CANCELLATION_LINE,
     CANCELLED,
     DEADLINE_EXCEEDED,
+    INTERNAL,
     MAX_MESSAGE_BYTES,
     OK,
     REQUEST_LINE,
-    Keep,
+    Answer,
+    Handler,
+    Making,
     Metadata,
     Method,
     Parts,
+    end_of,
 )
-from stubserve.inference.long_work import LongWork, finish, uncounted
+from stubserve.inference.long_work import finish, uncounted
 from stubserve.memory.blocks import Block
 from stubserve.settings.fronts import GrpcSettings
 
@@ -40,11 +43,11 @@ log = logging.getLogger("stubserve.grpc")
 # How much may wait for a client that reads slowly before it is said to be slow.
 OUTBOX_BYTES = 1 << 20
 _ALGORITHMS = {"low": grpc.Compression.Gzip, "medium": grpc.Compression.Deflate, "high": grpc.Compression.Deflate}
-_Waiting = bytes | tuple[Callable[[Keep], LongWork[Parts]], list[Block]]
+_Waiting = bytes | tuple[Making, list[Block]]
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
-def _done(work: Callable[[Keep], LongWork[Parts]]) -> Parts:
+def _done(work: Making) -> Parts:
     """What the work makes, all of it at once: in a thread, as everything of grpcio's is."""
     return finish(work(uncounted))
 
@@ -54,21 +57,21 @@ def _drop(item: _Waiting) -> None:
         block.drop()
 
 
-def _status_of(error: BaseException) -> tuple[int, str]:
-    """The end of an RPC whose answer could not be made."""
-    if not isinstance(error, ServeError):
-        log.error("an answer could not be made", exc_info=error)
-        error = internal("unexpected error while the answer was encoded; see the server's log")
-    return error.code.grpc_status, error.message
-
-
 class _Rpc:
-    """What grpcio's context says of an RPC."""
-
-    __slots__ = ("_context",)
+    """One RPC. What is sent waits in an outbox that a task empties; OUTBOX_BYTES in it mean: slower."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
+        # Messages, and what is still to be made to one with the blocks that it holds until then
+        self._outbox: deque[_Waiting] = deque()
+        self._outbox_bytes = 0
+        self._news = asyncio.Event()
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self._end: tuple[int, str] | None = None
+        self._slow = False
+
+    # For the service
 
     @property
     def peer(self) -> str:
@@ -86,92 +89,23 @@ class _Rpc:
         metadata: Metadata = self._context.invocation_metadata()
         return metadata
 
-
-class _UnaryRpc(_Rpc):
-    """A unary RPC; its answer is a future."""
-
-    __slots__ = ("answer",)
-
-    def __init__(self, context: Any) -> None:
-        super().__init__(context)
-        self.answer: asyncio.Future[bytes | tuple[int, str]] = asyncio.get_running_loop().create_future()
-
-    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
-        if not self.answer.done():
-            self.answer.set_result(b"".join(parts))
-
-    def reply_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> None:
-        held = [block.hold() for block in blocks]
-        made = asyncio.get_running_loop().run_in_executor(None, _done, work)
-        made.add_done_callback(lambda _: self._reply_made(made, held))
-
-    def _reply_made(self, made: asyncio.Future[Parts], held: list[Block]) -> None:
-        error = made.exception()
-        if error is None:
-            self.reply(made.result(), held)
-        else:
-            self.finish(*_status_of(error))
-        for block in held:
-            block.drop()
-
-    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
-        raise AssertionError("a unary RPC has one reply")
-
-    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
-        raise AssertionError("a unary RPC has one reply")
-
-    def finish(self, status: int, message: str = "") -> None:
-        if not self.answer.done():
-            self.answer.set_result((status, message))
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-
-class _StreamRpc(_Rpc):
-    """A streaming RPC. What is sent waits in an outbox that a task empties; OUTBOX_BYTES in it mean: slower."""
-
-    def __init__(self, context: Any) -> None:
-        super().__init__(context)
-        # Messages, and what is still to be made to one with the blocks that it holds until then
-        self._outbox: deque[_Waiting] = deque()
-        self._outbox_bytes = 0
-        self._news = asyncio.Event()
-        self._may_read = asyncio.Event()
-        self._may_read.set()
-        self._end: tuple[int, str] | None = None
-        self._slow = False
-
-    # For the service
-
-    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
-        self.send(parts, blocks)
+    def reply(self, answer: Answer, blocks: Sequence[Block]) -> None:
+        self.send(answer, blocks)
         self.finish(OK)
 
-    def reply_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> None:
-        self.send_in_steps(work, blocks)
-        self.finish(OK)
-
-    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
+    def send(self, answer: Answer, blocks: Sequence[Block]) -> bool:
         if self._end is not None:
             return True
-        message = b"".join(parts)
-        self._outbox.append(message)
-        self._outbox_bytes += len(message)
+        if callable(answer):
+            self._outbox.append((answer, [block.hold() for block in blocks]))
+            self._slow = True
+        else:
+            message = b"".join(answer)
+            self._outbox.append(message)
+            self._outbox_bytes += len(message)
+            self._slow = self._slow or self._outbox_bytes > OUTBOX_BYTES
         self._news.set()
-        if self._outbox_bytes > OUTBOX_BYTES:
-            self._slow = True
         return not self._slow
-
-    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
-        if self._end is None:
-            self._outbox.append((work, [block.hold() for block in blocks]))
-            self._news.set()
-            self._slow = True
-        return False
 
     def finish(self, status: int, message: str = "") -> None:
         if self._end is None:
@@ -188,7 +122,7 @@ class _StreamRpc(_Rpc):
 
     async def run(self, method: Method) -> None:
         handler = method.open(self)
-        reading = asyncio.get_running_loop().create_task(self._read(handler))
+        reading = asyncio.get_running_loop().create_task(self._read(handler, method.unary))
         try:
             while True:
                 while self._outbox:
@@ -210,9 +144,11 @@ class _StreamRpc(_Rpc):
             reading.cancel()
             for item in self._outbox:
                 _drop(item)
-        status, text = self._end
+        await self._finish(*self._end)
+
+    async def _finish(self, status: int, text: str) -> None:
         if status != OK:
-            await self._context.abort(_STATUS[status], text)
+            await self._context.abort(_STATUS[status], text)  # which raises
 
     async def _made(self, item: _Waiting) -> bytes:
         """The message that waits, made off the event loop if it is still to be."""
@@ -225,23 +161,27 @@ class _StreamRpc(_Rpc):
         try:
             return b"".join(await asyncio.shield(made))
         except Exception as error:
-            status, text = _status_of(error)
-            await self._context.abort(_STATUS[status], text)
+            await self._finish(*end_of(error, "answer was encoded"))
             raise
         finally:
             # It knows what was raised, which knows this frame.
             del made
 
-    async def _read(self, handler: Any) -> None:
-        while True:
+    async def _read(self, handler: Handler, unary: bool) -> None:
+        while self._end is None:
             await self._may_read.wait()
             message = await self._context.read()
             if self._end is not None:
                 return
-            if message is grpc.aio.EOF:
+            if message is not grpc.aio.EOF:
+                handler.on_message(message)
+                if not unary:
+                    continue
+            elif unary:
+                self.finish(INTERNAL, "Unable to parse request")
+            else:
                 handler.on_half_close()
-                return
-            handler.on_message(message)
+            return
 
 
 class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
@@ -296,41 +236,18 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
     def _rpc(self, path: str, method: Method) -> Any:
         compression = self._compression if method.infers else None
 
-        async def unary(_: Any, context: Any) -> Any:
-            log.debug(REQUEST_LINE, path)
-            if compression is not None:
-                context.set_compression(compression)
-            message = await context.read()
-            if message is grpc.aio.EOF:
-                await context.abort(grpc.StatusCode.INTERNAL, "Unable to parse request")
-            call = _UnaryRpc(context)
-            handler = method.open(call)
-            if not call.answer.done():
-                handler.on_message(message)
-            try:
-                answer = await call.answer
-            except asyncio.CancelledError:
-                log.debug(CANCELLATION_LINE, path)
-                handler.on_cancel()
-                raise
-            if not isinstance(answer, bytes):
-                await context.abort(_STATUS[answer[0]], answer[1])  # which raises
-            return answer
-
-        async def stream(_: Any, context: Any) -> None:
+        async def run(_: Any, context: Any) -> None:
             log.debug(REQUEST_LINE, path)
             if compression is not None:
                 context.set_compression(compression)
             try:
-                await _StreamRpc(context).run(method)
+                await _Rpc(context).run(method)
             except asyncio.CancelledError:
                 log.debug(CANCELLATION_LINE, path)
                 raise
 
-        if method.unary:
-            # Not grpcio's unary kind: that leaves a client without an answer that ends its call without a message.
-            return grpc.stream_unary_rpc_method_handler(unary)
-        return grpc.stream_stream_rpc_method_handler(stream)
+        # Unary ones as well: on the wire they are streams of one message each.
+        return grpc.stream_stream_rpc_method_handler(run)
 
 
 def _channel_arguments(options: GrpcSettings) -> list[tuple[str, int]]:

@@ -7,13 +7,13 @@ messages, from the bytes as they were sent (`Elements`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator
 from struct import Struct
 from struct import error as StructError
 from typing import Any
 
 import numpy as np
+from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, BYTES
 
 from stubserve.errors import ServeError, invalid
@@ -76,7 +76,7 @@ def read(contents: Any, name: str, datatype: int, model: str) -> bytes:
             raise _unexpected(
                 name, model, f" of type '{BY_NUMBER[served[0]].name}', expected datatype '{_name(datatype)}'"
             )
-        found = _strings(elements) if datatype == BYTES else _numbers(contents, member, datatype)
+        found = strings.join(list(elements)) if datatype == BYTES else _numbers(contents, member, datatype)
     return found
 
 
@@ -220,10 +220,6 @@ def _varints(data: np.ndarray) -> np.ndarray:
         raise Malformed
     shifts = (np.arange(len(data)) - np.repeat(starts, lengths)).astype(np.uint64) * np.uint64(7)
     return np.bitwise_or.reduceat((data & 0x7F).astype(np.uint64) << shifts, starts)
-
-
-def _strings(elements: Sequence[bytes]) -> bytes:
-    return b"".join(chain.from_iterable(zip(map(_LENGTH_OF, map(len, elements)), elements, strict=True)))
 
 
 def _unexpected(name: str, model: str, why: str) -> ServeError:

@@ -22,7 +22,7 @@ from stubserve.grpc.contents import MAX_PARTS, Elements
 from stubserve.grpc.infer_decode import split
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.transport import Keep
-from stubserve.grpc.wire import LENGTH, Malformed, TooLong, TooManyParts, field, read_tag, read_varint, skip, varint
+from stubserve.grpc.wire import LENGTH, Malformed, TooLong, TooManyParts, field, fields, varint
 from stubserve.inference.long_work import LARGE_BYTES, LongWork
 from stubserve.memory.heap_account import MAX_WORDS_BYTES
 
@@ -122,21 +122,12 @@ class _Walk:
 
     def _fields(self, data: Bytes) -> Iterator[tuple[int, int, Bytes, Bytes]]:
         """Number, wire type, the whole field and its content."""
-        at, end = 0, len(data)
-        while at < end:
+        for tag, begin, content, end in fields(data):
             self._parts += 1
             self._check()
-            begin = at
-            tag, at = read_tag(data, at)
-            content = at
-            if tag & 7 == LENGTH:
-                length, content = read_varint(data, at)
-                at = content + length
-                if at > end:
-                    raise Malformed
-            else:
-                at = skip(data, at, tag & 7)
-            yield tag >> 3, tag & 7, data[begin:at], data[content:at]
+            if end > len(data):
+                raise Malformed
+            yield tag >> 3, tag & 7, data[begin:end], data[content:end]
 
     def _check(self) -> None:
         if self._parts > MAX_PARTS:

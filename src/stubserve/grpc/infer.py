@@ -1,8 +1,7 @@
-"""One inference request over gRPC, from its message to its responses; and ModelInfer, which has one of each."""
+"""One inference request over gRPC, from its message to its responses, by itself or in a stream; and ModelInfer."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,9 +12,8 @@ from stubserve.api.inference_server import InferenceServer
 from stubserve.api.placement import ReplyFormat
 from stubserve.errors import ServeError, internal, unsupported
 from stubserve.grpc.infer_decode import Envelope, decode, split
-from stubserve.grpc.infer_encode import Parts, encode, encode_steps, takes_long
-from stubserve.grpc.transport import Keep, Rpc, values_of
-from stubserve.grpc.wire import Malformed
+from stubserve.grpc.infer_encode import encode, encode_steps, takes_long
+from stubserve.grpc.transport import Answer, Keep, Parts, Rpc, end_of, values_of
 from stubserve.inference.call import Call
 from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs
 from stubserve.inference.request import Request, Response
@@ -23,46 +21,27 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES
 
-log = logging.getLogger("stubserve.grpc")
-
-# Makes a message, in steps
-Work = Callable[[Keep], LongWork[Parts]]
-
 
 class GrpcInferCall(Call):
-    """One request, under way to its model and back.
+    """One request, under way to its model and back. `asked_for` is the model as the client names it, with a version."""
 
-    `on_response(call, response)` is called once per response, or `on_refused(call, error)` where the request is refused
-    after `start` has returned. Those of one stream share its `jobs`, so that they begin in the order of their messages.
-    """
-
-    __slots__ = ("_metadata", "_on_refused", "_on_response", "_server", "envelope", "reply_format")
+    __slots__ = ("_rpc", "_server", "asked_for", "reply_format", "request_id")
 
     protocol = "GRPC"
 
-    def __init__(
-        self,
-        envelope: Envelope,
-        model: ServedModel,
-        server: InferenceServer,
-        rpc: Rpc,
-        on_response: Callable[[GrpcInferCall, Response], None],
-        on_refused: Callable[[GrpcInferCall, ServeError], None],
-        jobs: OrderedJobs | None = None,
-    ) -> None:
+    def __init__(self, envelope: Envelope, model: ServedModel, server: InferenceServer, rpc: Rpc) -> None:
         super().__init__(model)
-        self.jobs = jobs
-        self.envelope = envelope
+        self.asked_for = envelope.model_name, envelope.model_version
+        self.request_id = envelope.id
         self.reply_format: ReplyFormat
         self._server = server
-        self._metadata = rpc.metadata
-        self._on_response = on_response
-        self._on_refused = on_refused
+        self._rpc = rpc
         if server.fair_queues is not None:
             self.client = server.fair_queues.client_of(rpc.peer, partial(_credentials, rpc))
 
     def start(
         self,
+        envelope: Envelope,
         data: bytes | memoryview,
         forwarded: Mapping[str, str] | None,
         block: Block | None,
@@ -72,8 +51,7 @@ class GrpcInferCall(Call):
         start_ns = time.monotonic_ns()
         signature = self.model.signature
         server = self._server
-        request, self.reply_format = decode(data, self.envelope, signature, server.store, block, offset, server.regions)
-        self.envelope.forget_description()
+        request, self.reply_format = decode(data, envelope, signature, server.store, block, offset, server.regions)
         if forwarded:
             request = request.with_parameters(forwarded)
         request.request_start_ns = start_ns
@@ -85,38 +63,23 @@ class GrpcInferCall(Call):
         return self._server
 
     def trace_context(self) -> str | None:
-        for key, value in self._metadata():
+        for key, value in self._rpc.metadata():
             if key == "traceparent" and isinstance(value, str):
                 return value
         return None
 
-    def pause(self) -> None:
-        """The client does not read: a decoupled model is to wait."""
-        if self.request is not None and self.model.signature.decoupled:
-            self.request.pause()
-
-    def resume(self) -> None:
-        """The client has caught up."""
-        if self.request is not None:
-            self.request.resume()
-
-    def respond(self, request: Request, response: Response) -> None:
-        self._on_response(self, response)
-
-    def refused(self, error: ServeError) -> None:
-        self._on_refused(self, error)
-
-    def message(self, response: Response, in_stream: bool) -> Parts | Work:
-        """The response's message, or the work that makes it, where that takes long. Both raise ServeError."""
-        if takes_long(response, self.reply_format):
+    def message(self, response: Response, in_stream: bool) -> Answer:
+        """The response's message, or what makes it, where that takes long. Both raise ServeError."""
+        reply_format = self.reply_format
+        if reply_format.slots is not None and takes_long(response, reply_format.slots):
             return partial(self._message_steps, response, in_stream)
         try:
-            return encode(self.envelope.id, response, self.model.signature, self.reply_format, in_stream)
+            return encode(self.request_id, response, self.model.signature, reply_format, in_stream)
         except Exception as error:
             raise self.as_answer(error) from None
 
     def _message_steps(self, response: Response, in_stream: bool, keep: Keep) -> LongWork[Parts]:
-        id, signature = self.envelope.id, self.model.signature
+        id, signature = self.request_id, self.model.signature
         try:
             return (yield from encode_steps(id, response, signature, self.reply_format, in_stream, keep))
         except Exception as error:
@@ -129,41 +92,116 @@ def _credentials(rpc: Rpc) -> list[bytes]:
 
 def held_blocks(response: Response) -> list[Block]:
     """The blocks that a response's outputs lie in."""
-    return [tensor.span.block for tensor in response.outputs if tensor.span is not None]
+    blocks = []
+    for tensor in response.outputs:
+        if tensor.span is not None:
+            blocks.append(tensor.span.block)  # noqa: PERF401 - each response comes here
+    return blocks
+
+
+class UnaryInferCall(GrpcInferCall):
+    """The request of a ModelInfer RPC, which its response ends."""
+
+    __slots__ = ()
+
+    def respond(self, request: Request, response: Response) -> None:
+        if response.error is not None:
+            # Not raised: with its traceback it would hold this frame, and so the response that holds it.
+            self.refused(response.error)
+            return
+        try:
+            if response.empty:
+                raise internal("expected a single response, got 0")
+            message = self.message(response, False)
+        except ServeError as error:
+            self.refused(error)
+            return
+        self._rpc.reply(message, held_blocks(response))
+
+    def refused(self, error: ServeError) -> None:
+        self._rpc.finish(error.code.grpc_status, error.message)
+
+
+class Position:
+    """The position of one request in the order of responses; `answer` is its message once that is there."""
+
+    __slots__ = ("answer", "blocks")
+
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+        self.blocks: list[Block] = []
+
+    def drop(self) -> None:
+        for block in self.blocks:
+            block.drop()
+        self.blocks = []
+
+
+class StreamedInferCall(GrpcInferCall):
+    """One request of a stream; those of one stream share its jobs, so that they begin in the order of their messages.
+
+    `on_response(call, response)` is called once per response, or `on_refused(call, error)` where the request is refused
+    after `start` has returned. `position` is None where its responses keep no order with those of others.
+    """
+
+    __slots__ = ("_on_refused", "_on_response", "position")
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        model: ServedModel,
+        server: InferenceServer,
+        rpc: Rpc,
+        jobs: OrderedJobs,
+        on_response: Callable[[StreamedInferCall, Response], None],
+        on_refused: Callable[[StreamedInferCall, ServeError], None],
+    ) -> None:
+        super().__init__(envelope, model, server, rpc)
+        self.jobs = jobs
+        self.position = None if model.signature.decoupled else Position()
+        self._on_response = on_response
+        self._on_refused = on_refused
+
+    def respond(self, request: Request, response: Response) -> None:
+        self._on_response(self, response)
+
+    def refused(self, error: ServeError) -> None:
+        self._on_refused(self, error)
+
+    def pause(self) -> None:
+        """The client does not read: a decoupled model is to wait."""
+        if self.request is not None and self.position is None:
+            self.request.pause()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        if self.request is not None:
+            self.request.resume()
 
 
 class ModelInfer:
     """The handler of a ModelInfer RPC. `forwarding` says which of its metadata become parameters, None: none."""
 
-    __slots__ = ("_call", "_forwarding", "_infer", "_server")
+    __slots__ = ("_call", "_forwarding", "_rpc", "_server")
 
-    def __init__(self, server: InferenceServer, forwarding: HeaderForwarding | None, call: Rpc) -> None:
+    def __init__(self, server: InferenceServer, forwarding: HeaderForwarding | None, rpc: Rpc) -> None:
         self._server = server
-        self._call = call
+        self._rpc = rpc
         self._forwarding = forwarding
-        self._infer: GrpcInferCall | None = None
+        self._call: UnaryInferCall | None = None
 
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
-        server = self._server
-        forwarding = self._forwarding
+        server, forwarding, rpc = self._server, self._forwarding, self._rpc
         try:
-            forwarded = None if forwarding is None else forwarding.parameters(self._call.metadata())
+            forwarded = None if forwarding is None else forwarding.parameters(rpc.metadata())
             envelope = split(data)
             model = server.find_model(envelope.model_name, envelope.model_version)
             if model.signature.decoupled:
                 raise unsupported("ModelInfer RPC doesn't support models with decoupled transaction policy")
-            infer = self._infer = GrpcInferCall(
-                envelope, model, server, self._call, self._on_response, self._on_refused
-            )
-            infer.start(data, forwarded, block, offset)
-        except ServeError as error:
-            self._fail(error)
-        except Malformed as malformed:
-            self._infer = None
-            self._call.finish(malformed.status, malformed.text)
-        except Exception:
-            log.exception("a ModelInfer request failed inside the server")
-            self._fail(internal("unexpected error while the request was handled; see the server's log"))
+            call = self._call = UnaryInferCall(envelope, model, server, rpc)
+            call.start(envelope, data, forwarded, block, offset)
+        except Exception as error:
+            rpc.finish(*end_of(error))
 
     def on_half_close(self) -> None:
         pass
@@ -171,32 +209,9 @@ class ModelInfer:
     def on_writable(self) -> None:
         pass
 
+    def stop(self) -> None:
+        pass
+
     def on_cancel(self) -> None:
-        infer, self._infer = self._infer, None
-        if infer is not None:
-            infer.cancel()
-
-    def _on_refused(self, infer: GrpcInferCall, error: ServeError) -> None:
-        self._fail(error)
-
-    def _on_response(self, infer: GrpcInferCall, response: Response) -> None:
-        self._infer = None
-        if response.error is not None:
-            # Not raised: with its traceback it would hold this frame, and so the response that holds it.
-            self._fail(response.error)
-            return
-        try:
-            if response.empty:
-                raise internal("expected a single response, got 0")
-            message = infer.message(response, False)
-        except ServeError as error:
-            self._fail(error)
-            return
-        if callable(message):
-            self._call.reply_in_steps(message, held_blocks(response))
-        else:
-            self._call.reply(message, held_blocks(response))
-
-    def _fail(self, error: ServeError) -> None:
-        self._infer = None
-        self._call.finish(error.code.grpc_status, error.message)
+        if self._call is not None:
+            self._call.cancel()

@@ -16,21 +16,23 @@ Ownership: every tensor of a decoded request that lies in a block holds it once.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 from stubserve_stub.wire.datatypes import BY_NAME
 from stubserve_stub.wire.options import RequestOptions
 
-from stubserve.api.placement import SMALL_BYTES, BodyPlacer, Regions, ReplyFormat, Store
+from stubserve.api.placement import SMALL_BYTES, BodyPlacer, ReplyFormat, Store
 from stubserve.errors import ServeError
 from stubserve.grpc.infer_message import decode_message, read_outputs, read_parameters
 from stubserve.grpc.messages import service_pb2
-from stubserve.grpc.wire import LENGTH, Malformed, TooLong, TooManyParts, read_tag, read_varint, skip
+from stubserve.grpc.wire import LENGTH, Malformed, TooLong, TooManyParts, fields, read_tag, read_varint, skip
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.blocks import Block
+from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.heap_account import MAX_WORDS_BYTES
 
 Form = TypeVar("Form")
@@ -56,7 +58,7 @@ _RAW = 0x3A
 class Envelope:
     """`inputs` and `raw` are the (start, end) of inputs and of raw contents in the message, without tags and lengths.
 
-    `others` is the bytes of all parameters and outputs.
+    `others` is the bytes of all parameters and outputs. It lives no longer than the message, which it knows.
     """
 
     __slots__ = ("_data", "_runs", "id", "inputs", "model_name", "model_version", "others", "raw")
@@ -76,11 +78,6 @@ class Envelope:
     def description(self) -> bytes:
         """The bytes of all parameters, inputs and outputs."""
         return b"".join([self._data[start:stop] for start, stop in self._runs])
-
-    def forget_description(self) -> None:
-        """Keeps only what the answer needs; the rest may be long."""
-        self._data = self.others = b""
-        self._runs = self.inputs = self.raw = []
 
 
 def split(data: bytes | memoryview) -> Envelope:
@@ -150,20 +147,10 @@ def split(data: bytes | memoryview) -> Envelope:
 
 def first_raw(beginning: memoryview) -> int:
     """Where in a message, of which this is the beginning, the first raw contents start; 0 if that is not seen here."""
-    at = 0
-    end = len(beginning)
     try:
-        for _ in range(MAX_FIELDS):
-            if at >= end:
-                break
-            tag, at = read_tag(beginning, at)
-            if tag & 7 != LENGTH:
-                at = skip(beginning, at, tag & 7)
-                continue
-            length, at = read_varint(beginning, at)
+        for tag, _, content, _ in islice(fields(beginning), MAX_FIELDS):
             if tag == _RAW:
-                return at
-            at += length
+                return content
     except Malformed:
         pass
     return 0
@@ -176,7 +163,7 @@ def decode(
     store: Store,
     block: Block | None = None,
     offset: int = 0,
-    regions: Regions | None = None,
+    regions: ClientRegions | None = None,
 ) -> tuple[Request, ReplyFormat]:
     """The request that a message makes. Raises ServeError, and Malformed where the description is none.
 

@@ -6,7 +6,7 @@ where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from struct import Struct
 
@@ -14,15 +14,13 @@ from stubserve_stub.wire.datatypes import BY_NUMBER
 
 from stubserve.api.placement import ReplyFormat, Slot
 from stubserve.errors import internal, unsupported
-from stubserve.grpc.transport import MAX_MESSAGE_BYTES, Keep
+from stubserve.grpc.transport import MAX_MESSAGE_BYTES, Keep, Parts
 from stubserve.grpc.wire import field, packed, varint
 from stubserve.inference.classification import classify
 from stubserve.inference.long_work import LongWork, finish, uncounted
 from stubserve.inference.request import Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, write_output
-
-Parts = list["bytes | memoryview"]
 
 # An output of more bytes is made into classes in steps.
 LARGE_OUTPUT = 64 * 1024
@@ -58,7 +56,7 @@ def encode(
         head.append(_parameters(response.parameters))
     if in_stream:
         head.append(_FINAL[response.final])
-    parts: Parts = [b""]
+    parts: list[bytes | memoryview] = [b""]
     for tensor in response.outputs:
         if slots is not None:
             slot = slots.get(tensor.name)
@@ -79,13 +77,11 @@ def encode(
     return parts
 
 
-def takes_long(response: Response, reply_format: ReplyFormat) -> bool:
+def takes_long(response: Response, slots: Mapping[str, Slot]) -> bool:
     """Whether a response should be encoded in steps: because of classes, or for its client's shared memory."""
-    slots = reply_format.slots
-    if slots is not None:
-        for tensor in response.outputs:
-            if tensor.nbytes > LARGE_OUTPUT and tensor.name in slots and slots[tensor.name].classification:
-                return True
+    for tensor in response.outputs:
+        if tensor.nbytes > LARGE_OUTPUT and tensor.name in slots and slots[tensor.name].classification:
+            return True
     return False
 
 

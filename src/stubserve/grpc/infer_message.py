@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from google.protobuf.message import DecodeError
-from stubserve_stub.wire.datatypes import BY_NAME, DataType
+from stubserve_stub.wire.datatypes import BY_NAME
 from stubserve_stub.wire.options import RequestOptions
 
-from stubserve.api.placement import IN_REGION, BodyPlacer, ReplyFormat, Slot, regions_of
+from stubserve.api.placement import IN_REGION, INVALID_DATATYPE, BodyPlacer, ReplyFormat, Slot, regions_of
 from stubserve.api.request_options import RESERVED
 from stubserve.errors import ServeError, invalid
 from stubserve.grpc import contents
@@ -26,7 +26,6 @@ from stubserve.inference.tensor import Tensor
 # Of one tensor; numpy's arrays have no more than 64.
 MAX_DIMS = 1024
 
-_INVALID = DataType(0, "<invalid>", "", 0, None)
 _EMPTY_FINAL = "triton_enable_empty_final_response"
 
 _UINT64 = (1 << 64) - 1
@@ -68,7 +67,7 @@ def _read_inputs(
         if len(item.shape) > MAX_DIMS:
             raise TooManyParts(f"dimensions of input '{item.name}'", MAX_DIMS)
         shape = tuple(item.shape)
-        datatype = BY_NAME.get(item.datatype, _INVALID).number
+        datatype = BY_NAME.get(item.datatype, INVALID_DATATYPE).number
         given = item.HasField("contents")
         region = shared_memory(item)
         if region is not None:

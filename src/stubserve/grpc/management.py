@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from stubserve.api import management, trace_settings
+from stubserve.api import management
 from stubserve.api.management import ServerFacts
 from stubserve.errors import Code, ServeError, invalid
 from stubserve.grpc.messages import service_pb2
@@ -190,17 +190,17 @@ def _trace_changes(settings: Any) -> dict[str, Any]:
     """The fields to change, for `Tracing.update`; a setting without a value is taken back. Raises ServeError."""
     changes: dict[str, Any] = {}
     if "trace_file" in settings:
-        raise trace_settings.fixed_trace_file()
+        raise management.fixed_trace_file()
     if "trace_level" in settings:
         names = settings["trace_level"].value
-        changes |= trace_settings.levels(names) if names else trace_settings.cleared("trace_level")
-    for name in trace_settings.NUMBERS:
+        changes |= management.trace_levels(names) if names else management.cleared_trace("trace_level")
+    for name in management.TRACE_NUMBERS:
         if name not in settings:
             continue
         values = settings[name].value
         if len(values) > 1:
             raise invalid(f"expect only 1 value for '{name}'")
-        changes |= trace_settings.number(name, values[0], " ") if values else trace_settings.cleared(name)
+        changes |= management.trace_number(name, values[0], " ") if values else management.cleared_trace(name)
     return changes
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -22,20 +21,14 @@ from stubserve.grpc.infer import ModelInfer
 from stubserve.grpc.management import METHODS, SERVICE, ManagementRpcs
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.stream import ModelStreamInfer
-from stubserve.grpc.transport import INTERNAL, MAX_MESSAGE_BYTES, Handler, Method, Rpc, values_of
+from stubserve.grpc.transport import INTERNAL, MAX_MESSAGE_BYTES, Handler, Method, Rpc, end_of, values_of
 from stubserve.grpc.wellknown import HEALTH, HEALTH_REQUEST, REFLECTION, HealthWatch, Reflection, check_health
 from stubserve.memory.blocks import Block
-
-log = logging.getLogger("stubserve.grpc")
 
 # Of what neither infers nor loads; such a question is a name or two.
 MAX_QUESTION_BYTES = 1 << 20
 
 _RESTRICTED_PREFIX = "triton-grpc-protocol-"
-
-
-class _Endless(Protocol):
-    def stop(self) -> None: ...
 
 
 class Unary(Handler):
@@ -62,11 +55,8 @@ class Unary(Handler):
     async def _run(self, request: Any) -> None:
         try:
             answer = await self._respond(request)
-        except ServeError as error:
-            self._call.finish(error.code.grpc_status, error.message)
-        except Exception:
-            log.exception("%s failed inside the server", type(request).__name__)
-            self._call.finish(INTERNAL, "unexpected error while the request was handled; see the server's log")
+        except Exception as error:
+            self._call.finish(*end_of(error))
         else:
             self._call.reply([answer.SerializeToString()], [])
 
@@ -95,7 +85,8 @@ class Service:
         self._forwarding = HeaderForwarding(forward_pattern) if forward_pattern else None
         self._access = access
         self._logs_calls = logs_calls
-        self._endless: weakref.WeakSet[_Endless] = weakref.WeakSet()
+        # Those of RPCs that go on until their clients end them
+        self._endless: weakref.WeakSet[Handler] = weakref.WeakSet()
         rpcs = ManagementRpcs(server)
         self.methods: dict[str, Method] = {}
         for name, (kind, respond) in METHODS.items():

@@ -17,48 +17,35 @@ Guarantees:
 from __future__ import annotations
 
 import functools
-import logging
 from collections import deque
 from collections.abc import Mapping
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.errors import ServeError, internal
-from stubserve.grpc.infer import GrpcInferCall, Work, held_blocks
-from stubserve.grpc.infer_decode import Envelope, split
-from stubserve.grpc.infer_encode import Parts, encode_empty_final, encode_stream_error
-from stubserve.grpc.transport import OK, UNAVAILABLE, Keep, Rpc
+from stubserve.grpc.infer import Position, StreamedInferCall, held_blocks
+from stubserve.grpc.infer_decode import split
+from stubserve.grpc.infer_encode import encode_empty_final, encode_stream_error
+from stubserve.grpc.transport import OK, UNAVAILABLE, Answer, Handler, Keep, Making, Parts, Rpc, end_of
 from stubserve.grpc.wire import Malformed
 from stubserve.inference.long_work import LongWork, OrderedJobs
 from stubserve.inference.request import Response
 from stubserve.memory.blocks import Block
 
-log = logging.getLogger("stubserve.grpc")
-
 MAX_UNDER_WAY = 1024
 STOPPING_TEXT = "GRPC server is shutting down and has stopped accepting new requests."
 
 
-class _Turn:
-    """The place of one request in the order of responses; `parts` is its message once that is there."""
-
-    __slots__ = ("blocks", "parts")
-
-    def __init__(self) -> None:
-        self.parts: Parts | Work | None = None
-        self.blocks: list[Block] = []
-
-
-class ModelStreamInfer:
+class ModelStreamInfer(Handler):
     """The handler of a ModelStreamInfer RPC. `strict` is the mode of `triton_grpc_error`."""
 
-    def __init__(self, server: InferenceServer, call: Rpc, forwarded: Mapping[str, str] | None, strict: bool) -> None:
+    def __init__(self, server: InferenceServer, rpc: Rpc, forwarded: Mapping[str, str] | None, strict: bool) -> None:
         self._server = server
-        self._call = call
+        self._rpc = rpc
         self._forwarded = forwarded
         self._strict = strict
-        # Requests under way; of those whose model is not decoupled also their turns, in order
-        self._under_way: dict[GrpcInferCall, _Turn | None] = {}
-        self._turns: deque[_Turn] = deque()
+        # Requests under way, and the positions of those whose model is not decoupled
+        self._under_way: dict[StreamedInferCall, None] = {}
+        self._positions: deque[Position] = deque()
         # What is to be done before the next of them may enter
         self._jobs = OrderedJobs(server.offload)
         # Where the stream stands
@@ -79,27 +66,24 @@ class ModelStreamInfer:
             self._close(malformed.status, malformed.text)
             return
         server = self._server
-        infer: GrpcInferCall | None = None
+        call: StreamedInferCall | None = None
         try:
             model = server.find_model(envelope.model_name, envelope.model_version)
-            infer = GrpcInferCall(envelope, model, server, self._call, self._on_response, self._on_refused, self._jobs)
-            turn = None if model.signature.decoupled else _Turn()
-            self._under_way[infer] = turn
-            if turn is not None:
-                self._turns.append(turn)
-            infer.start(data, self._forwarded, block, offset)
+            call = StreamedInferCall(
+                envelope, model, server, self._rpc, self._jobs, self._on_response, self._on_refused
+            )
+            self._under_way[call] = None
+            if call.position is not None:
+                self._positions.append(call.position)
+            call.start(envelope, data, self._forwarded, block, offset)
             if self._jobs.busy:
-                self._jobs.add(None, functools.partial(self._begun, infer))
+                self._jobs.add(None, functools.partial(self._begun, call))
             else:
-                self._begun(infer)
-        except ServeError as error:
-            self._refuse(infer, envelope, error)
+                self._begun(call)
         except Malformed as malformed:
             self._close(malformed.status, malformed.text)
-        except Exception:
-            log.exception("a request of a stream failed inside the server")
-            unexpected = internal("unexpected error while the request was handled; see the server's log")
-            self._refuse(infer, envelope, unexpected)
+        except Exception as error:
+            self._refuse(call, envelope.id, end_of(error)[1])
         self._read_or_not()
 
     def on_half_close(self) -> None:
@@ -109,61 +93,63 @@ class ModelStreamInfer:
     def on_writable(self) -> None:
         self._writable = True
         self._read_or_not()
-        for infer in list(self._under_way):
-            infer.resume()
+        for call in list(self._under_way):
+            call.resume()
 
     def on_cancel(self) -> None:
         self._cancel_all()
 
     def stop(self) -> None:
-        """The server stops: what is under way is answered, and then the stream ends."""
+        """What is under way is answered, and then the stream ends."""
         self._stopping = True
         self._end_if_done()
 
-    # Requests
+    # What requests tell
 
-    def _begun(self, infer: GrpcInferCall, nothing: object = None) -> None:
+    def _begun(self, call: StreamedInferCall, nothing: object = None) -> None:
         """A request has got to its model, or it was refused."""
         if not self._writable:
             # It was on its way already when reading was paused.
-            infer.pause()
+            call.pause()
 
-    def _on_refused(self, infer: GrpcInferCall, error: ServeError) -> None:
-        self._refuse(infer, infer.envelope, error)
+    def _on_refused(self, call: StreamedInferCall, error: ServeError) -> None:
+        self._refuse(call, call.request_id, error.message)
         self._read_or_not()
 
-    # Responses
-
-    def _refuse(self, infer: GrpcInferCall | None, envelope: Envelope, error: ServeError) -> None:
+    def _refuse(self, call: StreamedInferCall | None, id: str, text: str) -> None:
         """A request that never got to its model."""
-        turn = self._under_way.pop(infer, None) if infer is not None else None
-        parts = encode_stream_error(error.message, envelope.id, None, True)
-        if turn is None and infer is None and self._turns:
-            # Its model is not known; upstream keeps its place among the others.
-            turn = _Turn()
-            self._turns.append(turn)
-        self._pass_on(turn, parts, [])
-        self._end_if_done()
-
-    def _on_response(self, infer: GrpcInferCall, response: Response) -> None:
         if self._closed:
             return
-        turn = self._under_way.pop(infer) if response.final else self._under_way[infer]
-        envelope = infer.envelope
-        asked_for = (envelope.model_name, envelope.model_version)
-        parts: Parts | Work | None = None
+        position = None
+        if call is not None:
+            del self._under_way[call]
+            position = call.position
+        elif self._positions:
+            # Its model is not known; upstream keeps its position among the others.
+            position = Position()
+            self._positions.append(position)
+        self._pass_on(position, encode_stream_error(text, id, None, True), [])
+        self._end_if_done()
+
+    def _on_response(self, call: StreamedInferCall, response: Response) -> None:
+        if self._closed:
+            return
+        if response.final:
+            del self._under_way[call]
+        position, id, asked_for = call.position, call.request_id, call.asked_for
+        answer: Answer | None = None
         blocks: list[Block] = []
         error = None if response.outputs else response.error
         if response.empty:
-            if turn is not None:
+            if position is not None:
                 error = internal("expected a single response, got 0")
-            elif infer.reply_format.empty_final:
-                parts = encode_empty_final(envelope.id, asked_for)
+            elif call.reply_format.empty_final:
+                answer = encode_empty_final(id, asked_for)
         if error is None and not response.empty:
             try:
-                parts = infer.message(response, True)
-                if callable(parts):
-                    parts = _or_error(parts, envelope.id, asked_for, response.final)
+                answer = call.message(response, True)
+                if callable(answer):
+                    answer = _or_error(answer, id, asked_for, response.final)
                 blocks = held_blocks(response)
             except ServeError as wrong:
                 error = wrong.with_traceback(None)  # for that knows this frame
@@ -171,47 +157,45 @@ class ModelStreamInfer:
             if self._strict:
                 self._close(error.code.grpc_status, error.message)
                 return
-            parts = encode_stream_error(error.message, envelope.id, asked_for, response.final)
-        if parts is not None:
-            self._pass_on(turn, parts, blocks)
+            answer = encode_stream_error(error.message, id, asked_for, response.final)
+        if answer is not None:
+            self._pass_on(position, answer, blocks)
         if response.final:
             self._read_or_not()
             self._end_if_done()
 
-    def _pass_on(self, turn: _Turn | None, parts: Parts | Work, blocks: list[Block]) -> None:
-        turns = self._turns
-        if turn is None or turn is turns[0]:
-            self._send(parts, blocks)
-            if turn is not None:
-                turns.popleft()
-                while turns and turns[0].parts is not None:
-                    next_turn = turns.popleft()
-                    assert next_turn.parts is not None
-                    self._send(next_turn.parts, next_turn.blocks)
-                    _drop(next_turn)
+    def _pass_on(self, position: Position | None, answer: Answer, blocks: list[Block]) -> None:
+        positions = self._positions
+        if position is None or position is positions[0]:
+            self._send(answer, blocks)
+            if position is not None:
+                positions.popleft()
+                while positions and positions[0].answer is not None:
+                    following = positions.popleft()
+                    assert following.answer is not None
+                    self._send(following.answer, following.blocks)
+                    following.drop()
         else:
-            turn.parts = parts
-            turn.blocks = [block.hold() for block in blocks]
+            position.answer = answer
+            position.blocks = [block.hold() for block in blocks]
 
-    def _send(self, parts: Parts | Work, blocks: list[Block]) -> None:
-        call = self._call
-        goes_on = call.send_in_steps(parts, blocks) if callable(parts) else call.send(parts, blocks)
-        if not goes_on and self._writable:
+    def _send(self, answer: Answer, blocks: list[Block]) -> None:
+        if not self._rpc.send(answer, blocks) and self._writable:
             self._writable = False
             self._read_or_not()
-            for infer in self._under_way:
-                infer.pause()
+            for call in self._under_way:
+                call.pause()
 
     # The stream
 
     def _read_or_not(self) -> None:
-        reading = self._writable and len(self._under_way) < MAX_UNDER_WAY and len(self._turns) < MAX_UNDER_WAY
+        reading = self._writable and len(self._under_way) < MAX_UNDER_WAY and len(self._positions) < MAX_UNDER_WAY
         if reading != self._reading and not self._closed:
             self._reading = reading
             if reading:
-                self._call.resume_reading()
+                self._rpc.resume_reading()
             else:
-                self._call.pause_reading()
+                self._rpc.pause_reading()
 
     def _end_if_done(self) -> None:
         if not self._under_way and not self._closed:
@@ -222,31 +206,25 @@ class ModelStreamInfer:
 
     def _close(self, status: int, message: str = "") -> None:
         self._cancel_all()
-        self._call.finish(status, message)
+        self._rpc.finish(status, message)
 
     def _cancel_all(self) -> None:
         self._closed = True
         under_way, self._under_way = self._under_way, {}
         self._jobs.drop()
-        for infer in under_way:
-            infer.cancel()
-        for turn in self._turns:
-            _drop(turn)
-        self._turns.clear()
+        for call in under_way:
+            call.cancel()
+        for position in self._positions:
+            position.drop()
+        self._positions.clear()
 
 
-def _drop(turn: _Turn) -> None:
-    for block in turn.blocks:
-        block.drop()
-    turn.blocks = []
-
-
-def _or_error(work: Work, id: str, model: tuple[str, str], final: bool) -> Work:
-    """As `work`, but an error becomes a message."""
+def _or_error(making: Making, id: str, model: tuple[str, str], final: bool) -> Making:
+    """As `making`, but an error becomes a message."""
 
     def made(keep: Keep) -> LongWork[Parts]:
         try:
-            return (yield from work(keep))
+            return (yield from making(keep))
         except ServeError as error:
             return encode_stream_error(error.message, id, model, final)
 

@@ -7,11 +7,16 @@ loop. Messages are raw: bytes of protobuf.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from stubserve.errors import ServeError, internal
+from stubserve.grpc.wire import Malformed
 from stubserve.inference.long_work import LongWork
 from stubserve.memory.blocks import Block
+
+log = logging.getLogger("stubserve.grpc")
 
 OK = 0
 CANCELLED = 1
@@ -28,7 +33,23 @@ REQUEST_LINE = "gRPC request: %s"
 CANCELLATION_LINE = "Cancellation notification received for %s"
 
 Parts = Sequence["bytes | memoryview"]
+# Told of so many bytes before they are kept in the heap; raises ServeError where there is no memory for them.
+Keep = Callable[[int], None]
+# Makes a message, in steps.
+Making = Callable[[Keep], LongWork[Parts]]
+# A message that is there, or is still to be made.
+Answer = Parts | Making
 Metadata = Sequence[tuple[str, "str | bytes"]]
+
+
+def end_of(error: BaseException, doing: str = "request was handled") -> tuple[int, str]:
+    """Status and text with which an error ends its RPC. A fault of ours is logged."""
+    if isinstance(error, Malformed):
+        return error.status, error.text
+    if not isinstance(error, ServeError):
+        log.error("unexpected error while the %s", doing, exc_info=error)
+        error = internal(f"unexpected error while the {doing}; see the server's log")
+    return error.code.grpc_status, error.message
 
 
 def values_of(metadata: Metadata, name: str) -> list[bytes]:
@@ -54,23 +75,19 @@ class Rpc(Protocol):
         """What the client sent along, keys in lower case."""
         ...
 
-    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
-        """The one message of a unary RPC, and success. The blocks are only promised until this returns."""
-        ...
+    def reply(self, answer: Answer, blocks: Sequence[Block]) -> None:
+        """The one message of a unary RPC, and success. The blocks are only promised until this returns.
 
-    def reply_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> None:
-        """As `reply`, with what the work makes. Where it raises ServeError the RPC ends in that."""
-        ...
-
-    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
-        """One message of several. False if the client reads slower than this: `on_writable` tells when to go on.
-
-        What is sent nevertheless is kept, so a caller that does not wait makes the server grow.
+        Where making the message raises ServeError the RPC ends in that.
         """
         ...
 
-    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
-        """As `send`, with what the work makes; what is sent afterwards waits for it."""
+    def send(self, answer: Answer, blocks: Sequence[Block]) -> bool:
+        """One message of several; what is sent afterwards waits for one that is still to be made.
+
+        False if the client reads slower than this: `on_writable` tells when to go on. What is sent nevertheless is
+        kept, so a caller that does not wait makes the server grow.
+        """
         ...
 
     def finish(self, status: int, message: str = "") -> None:
@@ -85,7 +102,10 @@ class Rpc(Protocol):
 
 
 class Handler(Protocol):
-    """One RPC, as the transport tells of it. A handler that inherits this does nothing unless it says what."""
+    """One RPC, as the transport tells of it. A handler that inherits this does nothing unless it says what.
+
+    An RPC that goes on until its client ends it is told with `stop` that the server stops.
+    """
 
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
         """A message of the client's. Where it lies in the arena, `block` is promised until this returns."""
@@ -103,11 +123,13 @@ class Handler(Protocol):
         """The client is gone, or its deadline has passed."""
         return
 
+    def stop(self) -> None:
+        """The RPC ends, once it has done what it is busy with."""
+        return
 
-# Told of so many bytes before they are kept in the heap; raises ServeError where there is no memory for them.
-Keep = Callable[[int], None]
+
 # Looks at a large message; where it has to be read first gives the work that makes it anew, in pieces.
-Prepare = Callable[["bytes | memoryview"], "Callable[[Keep], LongWork[Parts]] | None"]
+Prepare = Callable[["bytes | memoryview"], "Making | None"]
 
 
 class Method(NamedTuple):

@@ -5,7 +5,7 @@ Only what is on every request's way is read and written here; all else goes thro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from stubserve.memory.heap_account import WORDS_TEXT
 
@@ -86,6 +86,23 @@ def skip(data: bytes | memoryview, at: int, wire_type: int) -> int:
     if at > len(data):
         raise Malformed
     return at
+
+
+def fields(data: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]:
+    """Of each field its tag, and where it begins, its content begins, and it ends. Raises Malformed.
+
+    The last one ends behind the data where they are only the beginning of a message.
+    """
+    at = 0
+    while at < len(data):
+        begin = at
+        tag, content = read_tag(data, at)
+        if tag & 7 == LENGTH:
+            length, content = read_varint(data, content)
+            at = content + length
+        else:
+            at = skip(data, content, tag & 7)
+        yield tag, begin, content, at
 
 
 def varint(value: int) -> bytes:

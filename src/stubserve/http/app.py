@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, internal
 from stubserve.http.access import ANY, EXPOSED, INFERENCE, METHODS
-from stubserve.http.asgi_request import error_response, json_response, values_of
+from stubserve.http.asgi_request import error_response, json_response, not_allowed, values_of
 from stubserve.http.infer_routes import GenerateRoute, InferRoute
 from stubserve.http.management_routes import ManagementRoutes
 from stubserve.http.pages import TRY, page
@@ -42,29 +42,26 @@ register_url_convertor("digits", _Digits())
 
 
 class _Methods:
-    """One route as an ASGI app: picks the handler by method and turns what it raises into an answer."""
+    """One route as an ASGI app: picks the handler by method and turns what it raises into an answer.
 
-    def __init__(self, **handlers: Endpoint) -> None:
+    `kind` is the kind of API whose rules the server has for clients.
+    """
+
+    def __init__(self, server: ServerFacts, kind: str, handlers: dict[str, Endpoint]) -> None:
+        self._server = server
+        self._kind = kind
         self._handlers = handlers
-        # The server with the rules for clients, and the kind of API that they go by; set when it becomes a route
-        self.server: ServerFacts
-        self.kind = ""
-
-    @property
-    def methods(self) -> list[str]:
-        """The HTTP methods that it answers."""
-        return list(self._handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         handler = self._handlers.get(request.method)
-        access = self.server.http_access
-        refusal = None if access is None else access.refusal(self.kind, functools.partial(values_of, request))
+        access = self._server.http_access
+        refusal = None if access is None else access.refusal(self._kind, functools.partial(values_of, request))
         response: Response
         if refusal is not None:
             response = error_response(refusal)
         elif handler is None:
-            response = json_response({"error": "Method Not Allowed"}, 405)
+            response = not_allowed()
         else:
             try:
                 response = await handler(request)
@@ -80,35 +77,34 @@ async def _try(request: Request) -> Response:
 
 
 # Path, kind of API (as --http-restricted-api calls it), methods
-_Row = tuple[str, str, _Methods]
+_Row = tuple[str, str, dict[str, Endpoint]]
 
 
 def _table(server: ServerFacts, try_page: bool) -> list[_Row]:
     """All routes that have rules."""
     routes = ManagementRoutes(server)
     infer = InferRoute(server)
+    trace_settings: dict[str, Endpoint] = {"GET": routes.trace_settings, "POST": routes.update_trace_settings}
     table: list[_Row] = [
-        ("/v2", "metadata", _Methods(GET=routes.server_metadata)),
-        ("/v2/health/live", "health", _Methods(GET=routes.live)),
-        ("/v2/health/ready", "health", _Methods(GET=routes.ready)),
-        ("/v2/models/stats", "statistics", _Methods(GET=routes.statistics)),
-        ("/v2/logging", "logging", _Methods(GET=routes.log_settings, POST=routes.update_log_settings)),
-        *(
-            (path, "trace", _Methods(GET=routes.trace_settings, POST=routes.update_trace_settings))
-            for path in ("/v2/trace/setting", "/v2/models/{model}/trace/setting")
-        ),
+        ("/v2", "metadata", {"GET": routes.server_metadata}),
+        ("/v2/health/live", "health", {"GET": routes.live}),
+        ("/v2/health/ready", "health", {"GET": routes.ready}),
+        ("/v2/models/stats", "statistics", {"GET": routes.statistics}),
+        ("/v2/logging", "logging", {"GET": routes.log_settings, "POST": routes.update_log_settings}),
+        ("/v2/trace/setting", "trace", trace_settings),
+        ("/v2/models/{model}/trace/setting", "trace", trace_settings),
     ]
     if try_page:
-        table.append(("/v2/openapi.json", "metadata", _Methods(GET=routes.openapi)))
+        table.append(("/v2/openapi.json", "metadata", {"GET": routes.openapi}))
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:digits}"):
         table += [
-            (prefix, "metadata", _Methods(GET=routes.metadata)),
-            (prefix + "/ready", "health", _Methods(GET=routes.model_ready)),
-            (prefix + "/config", "model-config", _Methods(GET=routes.config)),
-            (prefix + "/stats", "statistics", _Methods(GET=routes.statistics)),
-            (prefix + "/infer", INFERENCE, _Methods(POST=infer)),
-            (prefix + "/generate", INFERENCE, _Methods(POST=GenerateRoute(server, streamed=False))),
-            (prefix + "/generate_stream", INFERENCE, _Methods(POST=GenerateRoute(server, streamed=True))),
+            (prefix, "metadata", {"GET": routes.metadata}),
+            (prefix + "/ready", "health", {"GET": routes.model_ready}),
+            (prefix + "/config", "model-config", {"GET": routes.config}),
+            (prefix + "/stats", "statistics", {"GET": routes.statistics}),
+            (prefix + "/infer", INFERENCE, {"POST": infer}),
+            (prefix + "/generate", INFERENCE, {"POST": GenerateRoute(server, streamed=False)}),
+            (prefix + "/generate_stream", INFERENCE, {"POST": GenerateRoute(server, streamed=True)}),
         ]
     by_name = routes.repository_by_name
     for prefix, load, unload in (
@@ -116,21 +112,21 @@ def _table(server: ServerFacts, try_page: bool) -> list[_Row]:
         ("/v2/repository/{repository}", by_name, by_name),
     ):
         table += [
-            (prefix + "/index", "model-repository", _Methods(POST=routes.index)),
-            (prefix + "/models/{model}/load", "model-repository", _Methods(POST=load)),
-            (prefix + "/models/{model}/unload", "model-repository", _Methods(POST=unload)),
+            (prefix + "/index", "model-repository", {"POST": routes.index}),
+            (prefix + "/models/{model}/load", "model-repository", {"POST": load}),
+            (prefix + "/models/{model}/unload", "model-repository", {"POST": unload}),
         ]
     for path in ("/v2/systemsharedmemory", "/v2/systemsharedmemory/region/{region}"):
         table += [
-            (path + "/status", "shared-memory", _Methods(GET=routes.region_status)),
-            (path + "/register", "shared-memory", _Methods(POST=routes.register_region)),
-            (path + "/unregister", "shared-memory", _Methods(POST=routes.unregister_region)),
+            (path + "/status", "shared-memory", {"GET": routes.region_status}),
+            (path + "/register", "shared-memory", {"POST": routes.register_region}),
+            (path + "/unregister", "shared-memory", {"POST": routes.unregister_region}),
         ]
     for path in ("/v2/cudasharedmemory", "/v2/cudasharedmemory/region/{region}"):
         table += [
-            (path + "/status", "shared-memory", _Methods(GET=routes.cuda_region_status)),
-            (path + "/register", "shared-memory", _Methods(POST=routes.register_cuda_region)),
-            (path + "/unregister", "shared-memory", _Methods(POST=routes.unregister_cuda_region)),
+            (path + "/status", "shared-memory", {"GET": routes.cuda_region_status}),
+            (path + "/register", "shared-memory", {"POST": routes.register_cuda_region}),
+            (path + "/unregister", "shared-memory", {"POST": routes.unregister_cuda_region}),
         ]
     return table
 
@@ -143,9 +139,9 @@ def create_app(
     `cors_origins` are those of pages that may ask. `try_page` adds the page on which people try models, and what it and
     other tools know the models by (OpenAPI). The page itself needs no token: it says nothing of the server.
     """
-    table = _table(server, try_page)
-    for _, kind, methods in table:
-        methods.server, methods.kind = server, kind
+    routes = [Route(path, _Methods(server, kind, handlers)) for path, kind, handlers in _table(server, try_page)]
+    if try_page:
+        routes.append(Route("/try", _try))
 
     async def unexpected(request: Request, error: Exception) -> Response:
         return error_response(internal("unexpected error while the request was handled; see the server's log"))
@@ -154,7 +150,7 @@ def create_app(
         return json_response({"error": "Not Found"}, 404)
 
     app = Starlette(
-        routes=[*(Route(path, methods) for path, _, methods in table), *([Route("/try", _try)] if try_page else [])],
+        routes=routes,
         exception_handlers={404: no_route, Exception: unexpected},
         middleware=[
             Middleware(

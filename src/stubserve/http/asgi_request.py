@@ -15,8 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stubserve.api.access import AUTHORIZATION, Access
 from stubserve.api.fair_queues import peer_name
 from stubserve.api.management import ServerFacts
-from stubserve.errors import ServeError, invalid
+from stubserve.errors import ServeError
+from stubserve.http.body import too_long_json
 from stubserve.http.infer_encode import encode_error
+from stubserve.http.message import Reply
 from stubserve.inference.served_model import ServedModel
 
 
@@ -41,10 +43,22 @@ def json_response(document: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(document), status, media_type="application/json")
 
 
+def response_of(reply: Reply) -> Response:
+    """A reply of inference."""
+    response = Response(b"".join(reply.parts), reply.status, dict(reply.headers), reply.content_type)
+    if reply.json_length is not None:
+        response.headers["Inference-Header-Content-Length"] = str(reply.json_length)
+    return response
+
+
 def error_response(error: ServeError) -> Response:
     """As inference tells errors, whose text may quote bytes that are not UTF-8."""
-    reply = encode_error(error)
-    return Response(b"".join(reply.parts), reply.status, dict(reply.headers), reply.content_type)
+    return response_of(encode_error(error))
+
+
+def not_allowed() -> Response:
+    """The answer to a method that a route does not have."""
+    return json_response({"error": "Method Not Allowed"}, 405)
 
 
 @contextlib.asynccontextmanager
@@ -67,10 +81,7 @@ async def body_of(request: Request, server: ServerFacts, limit: int | None = Non
                     too_long = True
                     break
         if too_long:
-            raise invalid(
-                f"request JSON size of {declared or len(body)} bytes exceeds the maximum allowed input size of {limit} "
-                "bytes. Use --http-max-input-size to increase the limit."
-            )
+            raise too_long_json(declared or len(body), limit)
         yield bytes(body)
     finally:
         share.drop()

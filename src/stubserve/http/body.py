@@ -20,6 +20,7 @@ DEFAULT_MAX_INPUT_SIZE = 64 << 20
 LIMIT_HINT = "Use --http-max-input-size to increase the limit."
 # Content-Length is parsed as a 32-bit number upstream.
 MAX_BODY_BYTES = 2**31 - 1
+# Of those that are not empty, as upstream.
 MAX_CHUNKS = 65536
 _MAX_LINE = 4096
 
@@ -28,6 +29,12 @@ def too_large(what: str, nbytes: int, max_input_size: int) -> ServeError:
     return invalid(
         f"{what} has a byte_size ({nbytes} bytes) that exceeds the maximum allowed value of {max_input_size} bytes. "
         f"{LIMIT_HINT}"
+    )
+
+
+def too_long_json(nbytes: int | str, limit: int) -> ServeError:
+    return invalid(
+        f"request JSON size of {nbytes} bytes exceeds the maximum allowed input size of {limit} bytes. {LIMIT_HINT}"
     )
 
 
@@ -62,22 +69,9 @@ def refusal(head: RequestHead, server: InferenceServer) -> ServeError | None:
         server.find_model(*head.infer)
     except ServeError as error:
         return error.with_traceback(None)  # for that knows the frame of the caller
-    limit = server.max_input_size
-    if head.header_length is None and head.content_length > limit:
-        return invalid(
-            f"request JSON size of {head.content_length} bytes exceeds the maximum allowed input size of {limit} "
-            f"bytes. {LIMIT_HINT}"
-        )
+    if head.header_length is None and head.content_length > server.max_input_size:
+        return too_long_json(head.content_length, server.max_input_size)
     return None
-
-
-class TooManyChunks(BadRequest):
-    """More non-empty chunks than upstream allows."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. Send fewer or larger HTTP chunks."
-        )
 
 
 class ChunkedBody:
@@ -126,7 +120,10 @@ class ChunkedBody:
             if self._left:
                 self._chunks += 1
                 if self._chunks > MAX_CHUNKS:
-                    raise TooManyChunks
+                    raise BadRequest(
+                        f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks. "
+                        "Send fewer or larger HTTP chunks."
+                    )
                 self._expect = "end"
             else:
                 self._expect = "trailer"

@@ -116,17 +116,21 @@ class GenerateCall(Call):
 
     async def begun(self) -> None:
         """Waits until the request has got to its model. Raises ServeError where it is refused."""
-        news = self.news
-        assert news is not None
-        while not self._is_submitted and self._refusal is None and not self.gone:
-            news.clear()
-            await news.wait()
+        await self.until(lambda: self._is_submitted or self._refusal is not None)
         refusal, self._refusal = self._refusal, None
         if refusal is not None:
             try:
                 raise refusal
             finally:
                 del refusal  # it knows this frame
+
+    async def until(self, come: Callable[[], object]) -> None:
+        """Waits until that has come, or the client is gone."""
+        news = self.news
+        assert news is not None
+        while not come() and not self.gone:
+            news.clear()
+            await news.wait()
 
     def cancel(self) -> None:
         """The client is gone."""
@@ -233,11 +237,7 @@ class GenerateCall(Call):
 
 async def generate(call: GenerateCall) -> HttpResponse:
     """The one answer of a started call."""
-    news = call.news
-    assert news is not None
-    while not call.complete and not call.gone:
-        news.clear()
-        await news.wait()
+    await call.until(lambda: call.complete)
     response = HttpResponse(b"" if call.gone else call.answer(), call.status or 200, media_type=JSON)
     # In chunks, as upstream.
     del response.headers["content-length"]
@@ -258,9 +258,7 @@ class EventStream(HttpResponse):
         news = call.news
         assert news is not None
         try:
-            while not call.status and not call.gone:
-                news.clear()
-                await news.wait()
+            await call.until(lambda: call.status)
             await send({"type": "http.response.start", "status": call.status or 200, "headers": self.raw_headers})
             complete = False
             while not complete and not call.gone:

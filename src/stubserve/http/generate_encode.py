@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from math import prod
 
-from stubserve.errors import unsupported
 from stubserve.http.compression import Keep
 from stubserve.http.infer_encode import LARGE_OUTPUT, is_long_text, json_array, json_array_steps
 from stubserve.http.json import text as json_text
@@ -74,8 +73,6 @@ def _members(request: Request, response: Response, signature: Signature) -> dict
     if request.id:
         members["id"] = json_text.string(request.id)
     for name, value in (response.parameters or {}).items():
-        if not isinstance(value, str | bool | int | float):
-            raise unsupported("Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported")
         members[name] = json_text.scalar(value)
     return members
 

@@ -18,12 +18,12 @@ from functools import partial
 
 from stubserve.api.forwarded_headers import HeaderForwarding
 from stubserve.api.inference_server import InferenceServer
-from stubserve.api.placement import BodyPlacer, Regions, ReplyFormat, Store
+from stubserve.api.placement import BodyPlacer, ReplyFormat, Store
 from stubserve.connections.arrival import Content
 from stubserve.connections.sent_memory import stored
 from stubserve.errors import ServeError, invalid, unsupported
 from stubserve.http import infer_document
-from stubserve.http.body import DEFAULT_MAX_INPUT_SIZE, LIMIT_HINT
+from stubserve.http.body import DEFAULT_MAX_INPUT_SIZE, too_long_json
 from stubserve.http.body import start as start_of_body
 from stubserve.http.compression import Keep, Place, RestOfContent, choose, compress, decompress
 from stubserve.http.infer_encode import encode, encode_error, encode_steps, in_heap, is_large
@@ -37,6 +37,7 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
 from stubserve.memory.blocks import Block
+from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
 
 _LEADING_INTEGER = re.compile(rb"[ \t\r\n\v\f]*([+-]?[0-9]+)").match
@@ -88,7 +89,7 @@ class HttpInferCall(Call):
                 if content is not body:
                     body, block, offset = content, None, 0
             size = len(body)
-            json_length = parse_header_length(head.header_length, size)
+            json_length = None if head.header_length is None else parse_header_length(head.header_length, size)
             text_size = size if json_length is None else json_length
             if size > LARGE_BYTES and (text_size > LARGE_BYTES or signature.has_strings):
                 self.begin_later(self._read_later(body, block, offset, None), block)
@@ -129,7 +130,8 @@ class HttpInferCall(Call):
                 return (yield from self._read_later(content.finish(), content.block, content.offset, None))
             finally:
                 content.drop()
-        json_length = parse_header_length(self._head.header_length, len(body))
+        length = self._head.header_length
+        json_length = None if length is None else parse_header_length(length, len(body))
         text_size = len(body) if json_length is None else json_length
         if text_size > FREE_BYTES:
             self.share()
@@ -206,7 +208,7 @@ def decode(
     body_offset: int,
     store: Store,
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE,
-    regions: Regions | None = None,
+    regions: ClientRegions | None = None,
 ) -> tuple[Request, ReplyFormat]:
     """Reads one inference request, and how its reply is to look. Raises ServeError.
 
@@ -225,10 +227,7 @@ def decode(
         if end > size:
             raise invalid(f"unexpected size for request JSON, expecting {end - size} more bytes")
         if end > max_input_size:
-            raise invalid(
-                f"request JSON size of {end} bytes exceeds the maximum allowed input size of {max_input_size} bytes. "
-                f"{LIMIT_HINT}"
-            )
+            raise too_long_json(end, max_input_size)
         header = bytes(body[:end])
         found = infer_document.read(body, header, signature, placer, max_input_size)
         if found is not None:
@@ -240,13 +239,11 @@ def decode(
         raise
 
 
-def parse_header_length(value: bytes | None, content_length: int) -> int | None:
-    """The length of the JSON part by its Inference-Header-Content-Length header: None without one, 0 for raw mode.
+def parse_header_length(value: bytes, content_length: int) -> int:
+    """The length of the JSON part by its Inference-Header-Content-Length header; 0 for raw mode.
 
     Read as C's stoi reads: spaces and a sign before the digits, anything after them. Raises ServeError (INVALID_ARG).
     """
-    if value is None:
-        return None
     if value.isdigit() and len(value) < _FEW_DIGITS:
         length = int(value)
         if length <= content_length:

@@ -115,6 +115,8 @@ def _json_tensor(item: Input, placer: BodyPlacer, max_input_size: int) -> Tensor
     found = json_data.read_plain(kind.number, data, elements)
     if found is None or len(found) > max_input_size:
         return None
+    if len(found) <= SMALL_BYTES:
+        return Tensor(item.name, kind.number, item.shape, found)
     return placer.put(item.name, kind.number, item.shape, found)
 
 

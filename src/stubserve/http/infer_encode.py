@@ -6,7 +6,7 @@ outputs are not copied; the reply's parts are views of where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from math import prod
 from struct import Struct
@@ -19,11 +19,11 @@ from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
 from stubserve.api.placement import IN_REGION, ReplyFormat, Slot
-from stubserve.errors import Code, ServeError, internal, invalid, unsupported
+from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.http import compression
 from stubserve.http.compression import Keep, Place
 from stubserve.http.json import text as json_text
-from stubserve.http.json.data import FORMATS
+from stubserve.http.json.data import layout
 from stubserve.http.message import BINARY, JSON, Reply
 from stubserve.inference.classification import classify
 from stubserve.inference.long_work import LARGE_BYTES, LongWork, finish, uncounted
@@ -229,11 +229,7 @@ def _without_data(tensor: Tensor) -> bytes:
 
 
 def _parameters(parameters: dict[str, object]) -> bytes:
-    members = []
-    for name, value in parameters.items():
-        if not isinstance(value, str | bool | int | float):
-            raise unsupported("Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported")
-        members.append(b"%b:%b" % (json_text.string(name), json_text.scalar(value)))
+    members = [b"%b:%b" % (json_text.string(name), json_text.scalar(value)) for name, value in parameters.items()]
     return b',"parameters":{%b}' % b",".join(members)
 
 
@@ -251,7 +247,7 @@ def json_array(tensor: Tensor) -> bytes:
             raise _size_error(tensor)
         return json_text.strings(found if len(found) == elements else found[:elements])
     if elements <= _FEW:
-        values = _unpacker(tensor.datatype, elements)(tensor.buffer)
+        values = layout(tensor.datatype, elements).unpack(tensor.buffer)
         return json_text.floats(values) if tensor.datatype in _FLOATS else orjson.dumps(values)
     return b"".join(json_array_steps(tensor))
 
@@ -296,11 +292,6 @@ def _check_for_json(tensor: Tensor) -> int:
     if tensor.datatype != BYTES and tensor.nbytes != elements * kind.itemsize:
         raise _size_error(tensor)
     return elements
-
-
-@lru_cache(maxsize=1024)
-def _unpacker(datatype: int, elements: int) -> Callable[[bytes | memoryview], tuple[Any, ...]]:
-    return Struct(f"{elements}{FORMATS[datatype]}").unpack
 
 
 def _numbers(datatype: int, values: np.ndarray[Any, Any]) -> bytes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, DataType
+from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER
 from stubserve_stub.wire.options import NO_OPTIONS
 
-from stubserve.api.placement import IN_REGION, Placer, ReplyFormat, Slot, regions_of
+from stubserve.api.placement import IN_REGION, INVALID_DATATYPE, Placer, ReplyFormat, Slot, regions_of
 from stubserve.errors import ServeError, invalid
 from stubserve.http.body import too_large
 from stubserve.http.infer_document import read_parameters
@@ -24,8 +24,6 @@ _CONTENT_FIELDS = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
     "'shared_memory_region' in 'parameters'. But"
 )
-# A datatype that is none is upstream's type number 0; what becomes of it depends on where the data is.
-_INVALID = DataType(0, "<invalid>", "", 0, None)
 
 
 def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_size: int) -> tuple[Request, ReplyFormat]:
@@ -45,7 +43,7 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
         _check_content_fields(item, parameters)
         name = as_string(find(item, "name"), "name")
         named = as_string(find(item, "datatype"), "datatype")
-        datatype = BY_NAME.get(named, _INVALID).number
+        datatype = BY_NAME.get(named, INVALID_DATATYPE).number
         shape = tuple([as_uint(size, "shape") for size in as_array(find(item, "shape"), "shape")])
         if any(size > _MAX_ELEMENTS for size in shape):
             raise invalid(

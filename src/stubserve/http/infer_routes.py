@@ -9,12 +9,12 @@ from starlette.responses import Response
 
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, invalid
-from stubserve.http.asgi_request import body_of, client_of, find_model
+from stubserve.http.asgi_request import body_of, client_of, find_model, response_of
 from stubserve.http.body import place, refusal
 from stubserve.http.fallback import REQUEST_ID
 from stubserve.http.generate import EventStream, GenerateCall, generate
 from stubserve.http.infer import HttpInferCall
-from stubserve.http.message import Reply, RequestHead
+from stubserve.http.message import RequestHead
 from stubserve.http.shared import SCRATCH_BYTES
 from stubserve.memory.blocks import Block
 
@@ -69,7 +69,7 @@ class InferRoute:
 
         def start(body: bytes | memoryview, block: Block | None, offset: int) -> HttpInferCall:
             model = find_model(self._server, request)  # it may have been loaded anew meanwhile
-            call = HttpInferCall(model, head, self._server, lambda reply: answer.set_result(_copied(reply)))
+            call = HttpInferCall(model, head, self._server, lambda reply: answer.set_result(response_of(reply)))
             call.client = client_of(self._server, request)
             call.start(body, block, offset)
             request.scope[REQUEST_ID] = call.id
@@ -136,10 +136,3 @@ async def _cancel_when_gone(request: Request, call: HttpInferCall | GenerateCall
 def _header(request: Request, name: str) -> bytes | None:
     value = request.headers.get(name)
     return None if value is None else value.encode("latin-1")
-
-
-def _copied(reply: Reply) -> Response:
-    response = Response(b"".join(reply.parts), reply.status, dict(reply.headers), reply.content_type)
-    if reply.json_length is not None:
-        response.headers["Inference-Header-Content-Length"] = str(reply.json_length)
-    return response

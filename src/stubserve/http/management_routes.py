@@ -13,7 +13,6 @@ from starlette.responses import Response
 from stubserve.api import management, openapi
 from stubserve.api.access import AUTHORIZATION
 from stubserve.api.management import ServerFacts
-from stubserve.api.trace_settings import NUMBERS, cleared, fixed_trace_file, levels, number
 from stubserve.errors import ServeError, internal, invalid, unavailable
 from stubserve.http.asgi_request import body_of, json_response
 from stubserve.http.json.values import UNSET, find, is_uint, parse_json
@@ -218,25 +217,21 @@ def _log_settings(body: bytes) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     if find(document, "log_file") not in (UNSET, None):
         raise management.fixed_log_file()
-    for name in ("log_info", "log_warning", "log_error"):
+    for name in ("log_info", "log_warning", "log_error", "log_verbose_level", "log_format"):
         value = find(document, name)
         if value in (UNSET, None):
             continue
-        if not isinstance(value, bool):
+        if name == "log_verbose_level":
+            if not is_uint(value) or value > _UINT32_MAX:
+                raise _wrong("unsigned-integer")
+        elif name == "log_format":
+            if not isinstance(value, str):
+                raise _wrong("string")
+            if value not in FORMATS:
+                raise unavailable(f"invalid argument for --log_format, got: {value}")
+        elif not isinstance(value, bool):
             raise _wrong("boolean")
         changes[name] = value
-    value = find(document, "log_verbose_level")
-    if value not in (UNSET, None):
-        if not is_uint(value) or value > _UINT32_MAX:
-            raise _wrong("unsigned-integer")
-        changes["log_verbose_level"] = value
-    value = find(document, "log_format")
-    if value not in (UNSET, None):
-        if not isinstance(value, str):
-            raise _wrong("string")
-        if value not in FORMATS:
-            raise unavailable(f"invalid argument for --log_format, got: {value}")
-        changes["log_format"] = value
     return changes
 
 
@@ -245,23 +240,23 @@ def _trace_settings(body: bytes) -> dict[str, Any]:
     document = parse_json(body)
     changes: dict[str, Any] = {}
     if find(document, "trace_file") is not UNSET:
-        raise fixed_trace_file()
+        raise management.fixed_trace_file()
     value = find(document, "trace_level")
     if value is None:
-        changes |= cleared("trace_level")
+        changes |= management.cleared_trace("trace_level")
     elif value is not UNSET:
         if not isinstance(value, list):
             raise _wrong("array")
         if not all(isinstance(name, str) for name in value):
             raise _wrong("string")
-        changes |= levels(value)
-    for name in NUMBERS:
+        changes |= management.trace_levels(value)
+    for name in management.TRACE_NUMBERS:
         value = find(document, name)
         if value is UNSET:
             continue
         if value is not None and not isinstance(value, str):
             raise _wrong("string")
-        changes |= cleared(name) if value is None else number(name, value)
+        changes |= management.cleared_trace(name) if value is None else management.trace_number(name, value)
     return changes
 
 

@@ -56,6 +56,8 @@ class RequestReader:
         self._in_body = False
         self._left = 0
         self._chunked: ChunkedBody | None = None
+        # Whether all of it has come with its head
+        self.has_whole_body = False
         # Where it is kept, unless there is a reason to throw it away: the arena, the heap with an account, or here
         # The answer to one that is not wanted. Not its error: the traceback knows this reader, and what was read.
         self.refusal: Reply | None = None
@@ -98,12 +100,8 @@ class RequestReader:
         self._in_body = True
         self._left = head.content_length
         self._chunked = ChunkedBody() if head.chunked else None
+        self.has_whole_body = not head.chunked and self._left <= len(data) - end
         return True
-
-    @property
-    def has_whole_body(self) -> bool:
-        """Whether all of the body has come with its head."""
-        return self._chunked is None and self._left <= len(self.data) - self._at
 
     def collect(self) -> None:
         """Makes room for a body that is still to come."""
@@ -138,7 +136,12 @@ class RequestReader:
         elif self.refusal is None:
             try:
                 for piece in pieces:
-                    self._keep(piece)
+                    if self._heap_body is not None:
+                        self._keep_in_heap(self._heap_body, piece)
+                    elif self.arena_body is None:
+                        self._short_body += piece
+                    elif piece:
+                        self.arena_body.add(memoryview(piece))
             except ServeError as error:
                 self.give_up(error)
         self.data = data[end:]
@@ -146,21 +149,15 @@ class RequestReader:
         self._in_body = not complete
         return complete
 
-    def _keep(self, piece: bytes) -> None:
+    def _keep_in_heap(self, body: HeapArrival, piece: bytes) -> None:
         """Raises ServeError where the body is too long, or there is no memory for it."""
-        heap_body = self._heap_body
-        if heap_body is not None:
-            limit = max(self._server.max_input_size, 1 << 20)
-            if heap_body.moved + len(piece) > limit:
-                raise invalid(
-                    f"request body exceeds the maximum of {limit} bytes for a chunked body. "
-                    "Use --http-max-input-size to increase the limit, or send a Content-Length."
-                )
-            heap_body.add(piece)
-        elif self.arena_body is None:
-            self._short_body += piece
-        elif piece:
-            self.arena_body.add(memoryview(piece))
+        limit = max(self._server.max_input_size, 1 << 20)
+        if body.moved + len(piece) > limit:
+            raise invalid(
+                f"request body exceeds the maximum of {limit} bytes for a chunked body. "
+                "Use --http-max-input-size to increase the limit, or send a Content-Length."
+            )
+        body.add(piece)
 
     def body(self) -> tuple[bytes | memoryview, Block | None, int, HeapShare | None]:
         """The body, once it is complete: where it lies in the arena, and the share in which it is counted in the heap.

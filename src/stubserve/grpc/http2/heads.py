@@ -20,6 +20,7 @@ import re
 from stubserve.grpc.http2.fields import FIELD_BYTES, MAX_FIELDS, MAX_LIST_BYTES, TABLE_BYTES, Field, FieldDecoder
 from stubserve.grpc.http2.frames import ENHANCE_YOUR_CALM, ConnectionFault
 from stubserve.grpc.transport import RESOURCE_EXHAUSTED, UNIMPLEMENTED, Metadata
+from stubserve.grpc.wire import varint
 
 MAX_BLOCK_BYTES = 1 << 20
 _FRAME_COST = 1024
@@ -220,15 +221,7 @@ def _binary(value: str) -> bytes:
 def _string(text: bytes) -> bytes:
     """HPACK's string literal: the length in 7 bits and more, and the bytes as they are."""
     length = len(text)
-    if length < 0x7F:
-        return bytes((length,)) + text
-    length -= 0x7F
-    out = bytearray((0x7F,))
-    while length >= 0x80:
-        out.append(length & 0x7F | 0x80)
-        length >>= 7
-    out.append(length)
-    return bytes(out) + text
+    return (bytes((length,)) if length < 0x7F else b"\x7f" + varint(length - 0x7F)) + text
 
 
 def _literal(name: bytes, value: bytes) -> bytes:

@@ -14,10 +14,10 @@ from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.connections.arrival import ArenaArrival
 from stubserve.connections.slow_clients import Owner
-from stubserve.errors import ServeError
 from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.grpc.infer_decode import first_raw
 from stubserve.grpc.transport import INTERNAL, MAX_MESSAGE_BYTES, RESOURCE_EXHAUSTED, UNIMPLEMENTED
+from stubserve.grpc.wire import Malformed
 from stubserve.memory.blocks import Block
 
 PREFIX_BYTES = 5
@@ -28,12 +28,13 @@ SHORT_BYTES = 64 * 1024
 _REPORTED_BYTES = 128 * 1024
 
 
-class MessageRefusal(Exception):
+class MessageRefusal(Malformed):
     """The stream's messages cannot be taken; ends the RPC with `status`."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
+        self.text = text
 
 
 class Message(NamedTuple):
@@ -117,7 +118,7 @@ class PartialMessage:
     def feed(self, data: memoryview, at: int) -> int:
         """Takes what belongs to it of the payload of a DATA frame, from `at` on; the position behind that.
 
-        Raises MessageRefusal.
+        Raises MessageRefusal, and ServeError where there is no memory for it.
         """
         if self._length < 0:
             prefix = data[at : at + PREFIX_BYTES - len(self._prefix)]
@@ -169,32 +170,21 @@ class PartialMessage:
             start = 0 if flag else -first_raw(beginning) % ALIGNMENT
             assert self._owner is not None
             arrivals = self._endpoint.server.arrivals
-            try:
-                self._arrival = arrivals.into_arena(self._connection, self._owner, length, start)
-            except ServeError as error:
-                raise refusal_of(error) from None
+            self._arrival = arrivals.into_arena(self._connection, self._owner, length, start)
             self._ready = self._arrival.ready
         self._length = length
 
     def _place(self, data: memoryview) -> None:
-        """Writes a part into the arena."""
+        """Writes a part into the arena. Raises ServeError."""
         arrival = self._arrival
         assert arrival is not None
         end = self._filled + len(data)
-        try:
-            if end > self._ready:
-                arrival.advance(self._filled - arrival.moved)
-                arrival.add(data)
-            else:
-                arrival.view[self._filled : end] = data
-                if end - arrival.moved < _REPORTED_BYTES and end < self._length:
-                    return
-                arrival.advance(end - arrival.moved)
-        except ServeError as error:
-            raise refusal_of(error) from None
+        if end > self._ready:
+            arrival.advance(self._filled - arrival.moved)
+            arrival.add(data)
+        else:
+            arrival.view[self._filled : end] = data
+            if end - arrival.moved < _REPORTED_BYTES and end < self._length:
+                return
+            arrival.advance(end - arrival.moved)
         self._ready = arrival.ready
-
-
-def refusal_of(error: ServeError) -> MessageRefusal:
-    """The end of an RPC for whose message there is no memory."""
-    return MessageRefusal(error.code.grpc_status, error.message)

@@ -13,23 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from stubserve.errors import ServeError, internal, unavailable
+from stubserve.errors import ServeError, unavailable
 from stubserve.grpc.http2.compression import deflate
 from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.grpc.http2.heads import OPENING, opening
 from stubserve.grpc.http2.incoming import PREFIX_BYTES
 from stubserve.grpc.http2.writer import FrameWriter
-from stubserve.grpc.transport import Keep, Parts
-from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs, finish
+from stubserve.grpc.transport import Answer, Keep, Parts, end_of
+from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs, finish, uncounted
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
-
-log = logging.getLogger("stubserve.grpc")
 
 # How much may wait for a client that reads slowly before it is said to be slow.
 OUTBOX_BYTES = 1 << 20
@@ -56,7 +53,7 @@ class OutboxOwner(Protocol):
         """What waits is not to wait any longer."""
         ...
 
-    def fail(self, error: ServeError) -> None:
+    def fail(self, status: int, text: str) -> None:
         """An answer could not be made. What was to follow it is gone."""
         ...
 
@@ -97,31 +94,23 @@ class Outbox:
         self._heap_bytes = 0
         self._counted = 0
 
-    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
-        """Takes a message. False where the client is behind."""
-        encoding = self._encoding
+    def send(self, answer: Answer, blocks: Sequence[Block]) -> bool:
+        """Takes a message. False where the client is behind, or the message is still to be made."""
         is_behind = self._jobs is not None and self._jobs.busy
-        if encoding is not None:
-            level = self._endpoint.compression_level
-            if is_behind or sum(map(len, parts)) > LARGE_BYTES:
-                return self._send_later(lambda keep: deflate(parts, encoding, level, keep), blocks)
-            parts, blocks = finish(deflate(parts, encoding, level, lambda nbytes: None)), ()
-        elif is_behind:
-            return self._send_later(None, blocks, parts)
-        self._put(parts, blocks)
+        if callable(answer) or is_behind or (self._encoding is not None and sum(map(len, answer)) > LARGE_BYTES):
+            self._send_later(answer, blocks)
+            return False
+        if self._encoding is not None:
+            answer, blocks = finish(self._steps(answer, uncounted)), ()
+        self._put(answer, blocks)
         return not self._slow
 
-    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
-        """Takes a message that has still to be made. False: that takes a while."""
-        encoding = self._encoding
-
-        def compressed(keep: Keep) -> LongWork[Parts]:
-            parts = yield from work(keep)
-            if encoding is not None:
-                parts = yield from deflate(parts, encoding, self._endpoint.compression_level, keep)
-            return parts
-
-        return self._send_later(compressed, blocks)
+    def _steps(self, answer: Answer, keep: Keep) -> LongWork[Parts]:
+        """What is to be done to a message before it is sent."""
+        parts: Parts = (yield from answer(keep)) if callable(answer) else answer
+        if self._encoding is not None:
+            parts = yield from deflate(parts, self._encoding, self._endpoint.compression_level, keep)
+        return parts
 
     def pump(self) -> bool:
         """Sends what the windows allow. Whether nothing is left, nor being made."""
@@ -211,41 +200,30 @@ class Outbox:
         if self.unsent > OUTBOX_BYTES:
             self._slow = True
 
-    def _send_later(
-        self, work: Callable[[Keep], LongWork[Parts]] | None, blocks: Sequence[Block], parts: Parts = ()
-    ) -> bool:
-        """Sends what the work makes, or these parts, in its turn. Says that the client is behind."""
+    def _send_later(self, answer: Answer, blocks: Sequence[Block]) -> None:
+        """Sends a message in its turn."""
         held = [block.hold() for block in blocks]
         server = self._endpoint.server
         if self._jobs is None:
             self._jobs = OrderedJobs(server.offload)
         self._slow = True
         share = server.heap.share()
-        steps = None if work is None else work(share.add)
-        self._jobs.add(steps, functools.partial(self._send_made, parts, held, share))
-        return False
+        steps = self._steps(answer, share.add) if callable(answer) or self._encoding is not None else None
+        self._jobs.add(steps, functools.partial(self._send_made, answer, held, share))
 
-    def _send_made(self, parts: Parts, held: list[Block], share: HeapShare, made: Any) -> None:
+    def _send_made(self, answer: Any, held: list[Block], share: HeapShare, made: Any) -> None:
         # What waits here is counted here.
         share.drop()
         if self._jobs is not None:
             if isinstance(made, BaseException):
-                self._fail(made)
-            elif made is not None:
-                self._put(made, held if self._encoding is None else ())
+                self.clear()
+                self._stream.fail(*end_of(made, "answer was encoded"))
             else:
-                self._put(parts, held)
+                self._put(answer if made is None else made, held if self._encoding is None else ())
         for block in held:
             block.drop()
         if self._jobs is not None and not self._jobs.busy:
             self._stream.pump()
-
-    def _fail(self, error: BaseException) -> None:
-        if not isinstance(error, ServeError):
-            log.error("an answer could not be made", exc_info=error)
-            error = internal("unexpected error while the answer was encoded; see the server's log")
-        self.clear()
-        self._stream.fail(error)
 
     def _open(self) -> None:
         self.opened = True

@@ -8,23 +8,19 @@ and whatever follows waits for its turn, small or large.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 
 from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.arrival import Content
-from stubserve.errors import ServeError
 from stubserve.grpc.http2.compression import inflate, short_content
-from stubserve.grpc.http2.incoming import Message, MessageRefusal, refusal_of
+from stubserve.grpc.http2.incoming import Message
 from stubserve.grpc.infer_decode import first_raw
-from stubserve.grpc.transport import INTERNAL, Keep, Parts, Prepare
-from stubserve.grpc.wire import Malformed
+from stubserve.grpc.transport import Making, Parts, Prepare
 from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs
+from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import HeapShare
-
-log = logging.getLogger("stubserve.grpc")
 
 # What is copied in one step.
 _COPIED_BYTES = 1 << 20
@@ -34,7 +30,7 @@ class PreparedMessages:
     """The messages of one stream, in their order.
 
     `take` gets each, which is promised until it returns. `over` is called when no message waits any more, or with the
-    refusal of one that could not be prepared; none follows that.
+    error of one that could not be prepared; none follows that.
     """
 
     __slots__ = ("_dropped", "_jobs", "_over", "_prepare", "_server", "_take")
@@ -43,8 +39,8 @@ class PreparedMessages:
         self,
         server: InferenceServer,
         prepare: Prepare | None,
-        take: Callable[[Message], None],
-        over: Callable[[MessageRefusal | None], None],
+        take: Callable[[bytes | memoryview, Block | None, int], None],
+        over: Callable[[BaseException | None], None],
     ) -> None:
         self._server = server
         self._prepare = prepare
@@ -59,16 +55,16 @@ class PreparedMessages:
         return self._jobs.busy
 
     def add(self, message: Message) -> None:
-        """Takes a complete message. Raises MessageRefusal."""
+        """Takes a complete message. Raises Malformed and ServeError."""
         preparation = Preparation(self._server, self._prepare, message)
         busy = self._jobs.busy
         try:
             steps = preparation.begin()
             if busy or steps is not None:
                 preparation.wait()
-        except (MessageRefusal, ServeError, Malformed) as error:
+        except BaseException:
             preparation.end()
-            raise _refusal(error) from None
+            raise
         if busy or steps is not None:
             self._jobs.add(steps, functools.partial(self._prepared, preparation))
         else:
@@ -87,7 +83,7 @@ class PreparedMessages:
         if error is not None or self._dropped:
             preparation.end()
             if error is not None:
-                self._over(_refusal(error))
+                self._over(error)
             return
         self._pass_on(preparation)
         if not self._jobs.busy:
@@ -95,7 +91,8 @@ class PreparedMessages:
 
     def _pass_on(self, preparation: Preparation) -> None:
         try:
-            self._take(preparation.message)
+            data, block, offset, _ = preparation.message
+            self._take(data, block, offset)
         finally:
             preparation.end()
 
@@ -117,7 +114,7 @@ class Preparation:
     def begin(self) -> LongWork[None] | None:
         """What is to be done; None where that was little, and is done.
 
-        Raises MessageRefusal, ServeError and Malformed, as the steps do.
+        Raises Malformed and ServeError, as the steps do.
         """
         message = self.message
         limit = self._server.max_input_size
@@ -167,12 +164,9 @@ class Preparation:
         work = self._prepare(data) if self._prepare is not None and len(data) > LARGE_BYTES else None
         return None if work is None else self._rewrite(work)
 
-    def _rewrite(self, work: Callable[[Keep], LongWork[Parts]]) -> LongWork[None]:
-        pieces = yield from work(self._share.add)
-        yield from self._become(pieces)
-
-    def _become(self, pieces: Parts) -> LongWork[None]:
-        """Has the pieces be the message. Raises ServeError where the arena has no place for them."""
+    def _rewrite(self, work: Making) -> LongWork[None]:
+        """Has what the work makes be the message. Raises ServeError where the arena has no place for it."""
+        pieces: Parts = yield from work(self._share.add)
         size = sum(map(len, pieces))
         beginning = b"".join((pieces[0], *(piece[:ALIGNMENT] for piece in pieces[1:2])))
         start = -first_raw(memoryview(beginning)) % ALIGNMENT
@@ -192,15 +186,3 @@ class Preparation:
     def _is_now(self, message: Message) -> None:
         self.message.drop()
         self.message = message
-
-
-def _refusal(error: BaseException) -> MessageRefusal:
-    """The end of an RPC whose message could not be taken."""
-    if isinstance(error, MessageRefusal):
-        return error
-    if isinstance(error, ServeError):
-        return refusal_of(error)
-    if isinstance(error, Malformed):
-        return MessageRefusal(error.status, error.text)
-    log.error("a message could not be prepared", exc_info=error)
-    return MessageRefusal(INTERNAL, "unexpected error while the request was handled; see the server's log")

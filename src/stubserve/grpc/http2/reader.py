@@ -258,10 +258,10 @@ class FrameReader:
                 self._refuse(id, UNKNOWN_METHOD, ends)
             else:
                 stream = Http2Stream(self._endpoint, self._writer, self.forget, id, head, method)
-                self.streams[id] = stream
-                stream.begin()
-                if ends and not stream.closed:
-                    stream.ended_by_client()
+                if not stream.closed:  # else it has been refused
+                    self.streams[id] = stream
+                    if ends:
+                        stream.ended_by_client()
         except StreamFault as fault:
             self._fail_stream(fault)
 
@@ -278,7 +278,22 @@ class FrameReader:
         if kind in _NUMBERS and len(payload) != 4:
             raise ConnectionFault(frames.FRAME_SIZE_ERROR, "a frame of a wrong length")
         if kind == frames.WINDOW_UPDATE:
-            self._widen(id, int.from_bytes(payload, "big") & 0x7FFF_FFFF)
+            increment = int.from_bytes(payload, "big") & 0x7FFF_FFFF
+            stream = self.streams.get(id)
+            if id and stream is None:
+                budget.refuse_unopened(id, "a window")
+            if not increment and id:
+                raise StreamFault(id, frames.PROTOCOL_ERROR, "a window that does not grow")
+            if not increment:
+                raise ConnectionFault(frames.PROTOCOL_ERROR, "a window that does not grow")
+            if stream is not None:
+                stream.widened += increment
+                if self._writer.stream_window + stream.widened > frames.MAX_WINDOW:
+                    raise StreamFault(id, frames.FLOW_CONTROL_ERROR, "the window is too large")
+                stream.pump()
+            elif not id:
+                self._writer.widen(increment)
+            budget.take_update(self._writer.data_bytes)
         elif kind == frames.SETTINGS:
             budget.take_idle_frame()
             if id:
@@ -311,24 +326,6 @@ class FrameReader:
                 raise StreamFault(id, frames.FRAME_SIZE_ERROR, "a priority of a wrong length")
         else:
             raise ConnectionFault(frames.PROTOCOL_ERROR, "a client cannot push")
-
-    def _widen(self, id: int, increment: int) -> None:
-        if id:
-            stream = self.streams.get(id)
-            if stream is None:
-                self._budget.refuse_unopened(id, "a window")
-            if not increment:
-                raise StreamFault(id, frames.PROTOCOL_ERROR, "a window that does not grow")
-            if stream is not None:
-                stream.widened += increment
-                if self._writer.stream_window + stream.widened > frames.MAX_WINDOW:
-                    raise StreamFault(id, frames.FLOW_CONTROL_ERROR, "the window is too large")
-                stream.pump()
-        elif increment:
-            self._writer.widen(increment)
-        else:
-            raise ConnectionFault(frames.PROTOCOL_ERROR, "a window that does not grow")
-        self._budget.take_update(self._writer.data_bytes)
 
     def _pump_all(self) -> None:
         for stream in list(self.streams.values()):

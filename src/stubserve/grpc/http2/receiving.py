@@ -14,11 +14,13 @@ from stubserve.grpc.http2 import frames
 from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.grpc.http2.frames import StreamFault
 from stubserve.grpc.http2.heads import RpcHead
-from stubserve.grpc.http2.incoming import PREFIX_BYTES, Message, MessageRefusal, PartialMessage, check_prefix
+from stubserve.grpc.http2.incoming import PREFIX_BYTES, Message, PartialMessage, check_prefix
 from stubserve.grpc.http2.preparation import PreparedMessages
 from stubserve.grpc.http2.writer import FrameWriter
-from stubserve.grpc.transport import DEADLINE_EXCEEDED, INTERNAL, Handler, Method
+from stubserve.grpc.transport import DEADLINE_EXCEEDED, INTERNAL, Handler, Method, end_of
+from stubserve.grpc.wire import Malformed
 from stubserve.inference.long_work import LARGE_BYTES
+from stubserve.memory.blocks import Block
 
 log = logging.getLogger("stubserve.grpc")
 
@@ -86,7 +88,11 @@ class ReceivingStream:
                             at = behind + length
                             if flag or length > self._method.max_bytes:
                                 check_prefix(flag, length, self._head.encoding, self._method.max_bytes)
-                            self._take(Message(bytes(data[behind:at]), None, 0, flag == 1))
+                            content = bytes(data[behind:at])
+                            if flag or length > LARGE_BYTES or self._prepared is not None:
+                                self._take(Message(content, None, 0, flag == 1))
+                            else:
+                                self._pass_on(content, None, 0)
                             continue
                     partial = self._partial = PartialMessage(
                         self._endpoint, self._writer, self, self._head.encoding, self._method.max_bytes
@@ -95,8 +101,8 @@ class ReceivingStream:
                 if partial.complete:
                     self._partial = None
                     self._take(partial.finish())
-        except MessageRefusal as refusal:
-            self._refuse(refusal)
+        except (Malformed, ServeError) as error:
+            self._refuse(error)
         has_part = self._partial is not None
         if has_part != self._watched:
             self._watch_or_not()
@@ -120,7 +126,7 @@ class ReceivingStream:
         if self._handler is not None:
             if self._partial is not None or (self._method.unary and not self._asked):
                 self._cut_off(INTERNAL, "Unable to parse request")
-            else:
+            elif not self._method.unary:
                 self._handler.on_half_close()
 
     # What the watches tell
@@ -150,7 +156,7 @@ class ReceivingStream:
         self._grant()
 
     def _take(self, message: Message) -> None:
-        """A message is complete. Raises MessageRefusal."""
+        """A message is complete. Raises Malformed and ServeError."""
         prepared = self._prepared
         waits = prepared is not None and prepared.busy
         if waits or message.compressed or len(message.data) > LARGE_BYTES:
@@ -161,30 +167,29 @@ class ReceivingStream:
             prepared.add(message)
             return
         try:
-            self._pass_on(message)
+            self._pass_on(message.data, message.block, message.offset)
         finally:
-            if message.block is not None:
-                message.drop()
+            message.drop()
 
-    def _pass_on(self, message: Message) -> None:
+    def _pass_on(self, data: bytes | memoryview, block: Block | None, offset: int) -> None:
         """Gives a message to the handler, where there is one that wants it."""
         handler = self._handler
         if handler is not None and self._status is None and not (self._method.unary and self._asked):
             self._asked = True
-            handler.on_message(message.data, message.block, message.offset)
+            handler.on_message(data, block, offset)
 
-    def _none_waits(self, refusal: MessageRefusal | None) -> None:
+    def _none_waits(self, error: BaseException | None) -> None:
         """All messages that had to wait are passed on, or one of them could not be taken."""
-        if refusal is not None:
-            self._refuse(refusal)
+        if error is not None:
+            self._refuse(error)
         elif self.half_closed:
             self.ended_by_client()
         else:
             self._grant()
 
-    def _refuse(self, refusal: MessageRefusal) -> None:
+    def _refuse(self, error: BaseException) -> None:
         self._drop_partial()
-        self._cut_off(refusal.status, str(refusal))
+        self._cut_off(*end_of(error))
 
     def _grant(self) -> None:
         """Lets the client send more, where it has used half of what it may.

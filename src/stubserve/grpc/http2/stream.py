@@ -25,12 +25,10 @@ from stubserve.grpc.transport import (
     DEADLINE_EXCEEDED,
     OK,
     REQUEST_LINE,
-    Keep,
+    Answer,
     Metadata,
     Method,
-    Parts,
 )
-from stubserve.inference.long_work import LongWork
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
 
@@ -38,7 +36,9 @@ log = logging.getLogger("stubserve.grpc")
 
 
 class Http2Stream(ReceivingStream):
-    """A stream that the client has opened. `on_closed` is told when both sides are closed.
+    """A stream that the client has opened, and with it the RPC's handler.
+
+    `on_closed` is told when both sides are closed, which may be at once.
 
     `widened` is what the client takes beyond its initial window; less than 0 where more of that is used up.
     """
@@ -74,15 +74,12 @@ class Http2Stream(ReceivingStream):
         self._outbox: Outbox | None = None
         # Both ways at an end
         self.closed = False
-
-    def begin(self) -> None:
-        """Opens the RPC's handler."""
-        log.debug(REQUEST_LINE, self._head.path)
-        if self._head.nbytes > FREE_BYTES:
+        log.debug(REQUEST_LINE, head.path)
+        if head.nbytes > FREE_BYTES:
             self._count_metadata()
-        if self._head.timeout_s is not None:
-            self._deadline = asyncio.get_running_loop().call_later(self._head.timeout_s, self._expire)
-        handler = self._method.open(self)
+        if head.timeout_s is not None:
+            self._deadline = asyncio.get_running_loop().call_later(head.timeout_s, self._expire)
+        handler = method.open(self)
         if not self.closed:  # else it has been refused, and handler and stream know each other
             self._handler = handler
 
@@ -120,7 +117,7 @@ class Http2Stream(ReceivingStream):
         log.info("ending an RPC: %s", error.message)
         self._drop_partial()
         self._clear_outbox()
-        self.fail(error)
+        self.fail(error.code.grpc_status, error.message)
 
     # What the service says
 
@@ -135,30 +132,27 @@ class Http2Stream(ReceivingStream):
     def metadata(self) -> Metadata:
         return self._head.metadata
 
-    def reply(self, parts: Parts, blocks: Sequence[Block]) -> None:
+    def reply(self, answer: Answer, blocks: Sequence[Block]) -> None:
         if self._status is not None:
             return
-        as_it_is = self._encoding is None and self._outbox is None
-        if as_it_is and self._writer.send_whole(self.id, self.widened, sum(map(len, parts)), parts):
+        if (
+            self._encoding is None
+            and self._outbox is None
+            and not callable(answer)
+            and self._writer.send_whole(self.id, self.widened, sum(map(len, answer)), answer)
+        ):
             self._status = (OK, "")
             self._close()
         else:
-            self.send(parts, blocks)
+            self.send(answer, blocks)
             self.finish(OK)
 
-    def reply_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> None:
-        self.send_in_steps(work, blocks)
-        self.finish(OK)
-
-    def send(self, parts: Parts, blocks: Sequence[Block]) -> bool:
+    def send(self, answer: Answer, blocks: Sequence[Block]) -> bool:
         if self._status is not None:
             return True
-        return (self._outbox or self._open_outbox()).send(parts, blocks)
-
-    def send_in_steps(self, work: Callable[[Keep], LongWork[Parts]], blocks: Sequence[Block]) -> bool:
-        if self._status is not None:
-            return True
-        return (self._outbox or self._open_outbox()).send_in_steps(work, blocks)
+        if self._outbox is None:
+            self._outbox = Outbox(self._endpoint, self._writer, self, self._encoding)
+        return self._outbox.send(answer, blocks)
 
     def finish(self, status: int, message: str = "") -> None:
         if self._status is None:
@@ -173,13 +167,13 @@ class Http2Stream(ReceivingStream):
         if self._handler is not None and self._status is None:
             self._handler.on_writable()
 
-    def fail(self, error: ServeError) -> None:
+    def fail(self, status: int, text: str) -> None:
         """The RPC ends in an error, although all may have been said already."""
         if self._status is None:
-            self._cut_off(error.code.grpc_status, error.message)
+            self._cut_off(status, text)
         else:
             self._drop_jobs()
-            self._status = (error.code.grpc_status, error.message)
+            self._status = (status, text)
             self.pump()
 
     # The end
@@ -219,10 +213,6 @@ class Http2Stream(ReceivingStream):
         if self._heap_share is not None:
             self._heap_share.drop()
         self._on_closed(self)
-
-    def _open_outbox(self) -> Outbox:
-        outbox = self._outbox = Outbox(self._endpoint, self._writer, self, self._encoding)
-        return outbox
 
     def _clear_outbox(self) -> None:
         if self._outbox is not None:

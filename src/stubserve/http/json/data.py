@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NoReturn
@@ -57,7 +56,7 @@ def read_plain(datatype: int, text: bytes, elements: int) -> bytes | None:
                 return None
             if type(numbers[0]) is list:
                 numbers = _flat(numbers)
-            return _packer(datatype, elements)(*numbers)
+            return layout(datatype, elements).pack(*numbers)
     except (
         orjson.JSONDecodeError,
         msgspec.DecodeError,
@@ -84,8 +83,9 @@ def read_strings(text: bytes, elements: int) -> list[bytes] | None:
 
 
 @lru_cache(maxsize=2048)
-def _packer(datatype: int, elements: int) -> Callable[..., bytes]:
-    return struct.Struct(f"{elements}{FORMATS[datatype]}").pack
+def layout(datatype: int, elements: int) -> struct.Struct:
+    """So many elements of a type, by its number, as bytes."""
+    return struct.Struct(f"{elements}{FORMATS[datatype]}")
 
 
 def _flat(values: list[Any]) -> list[Any]:

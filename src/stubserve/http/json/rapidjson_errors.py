@@ -98,10 +98,7 @@ class _Scanner:
             return self._array(depth)
         if head in _LITERALS:
             word, value = _LITERALS[head]
-            for byte in word:
-                if self._peek() != byte:
-                    self._fail("Invalid value.")
-                self._at += 1
+            self._expect(word)
             return value
         return self._number()
 

@@ -14,6 +14,11 @@ from typing import Any
 import numpy as np
 import orjson
 
+from stubserve.errors import unsupported
+
+# What upstream says of a response's parameter that is bytes.
+BYTES_PARAMETER = "Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported"
+
 # From so many bytes on numpy is quicker to find out that there are no control characters.
 _LONG = 1024
 
@@ -108,7 +113,11 @@ def double(value: float) -> bytes:
 
 
 def scalar(value: Any) -> bytes:
-    """A bool, int, float or str."""
+    """A parameter: a bool, int, float or str. Raises ServeError for bytes."""
     if isinstance(value, float):
         return double(value)
-    return string(value) if isinstance(value, str) else orjson.dumps(value)
+    if isinstance(value, str):
+        return string(value)
+    if isinstance(value, bool | int):
+        return orjson.dumps(value)
+    raise unsupported(BYTES_PARAMETER)

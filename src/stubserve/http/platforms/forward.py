@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stubserve.errors import ServeError
-from stubserve.http.asgi_request import error_response, json_response
+from stubserve.http.asgi_request import error_response
 
 _LENGTH = b"inference-header-content-length"
 
@@ -73,10 +73,6 @@ def _number(text: bytes) -> bytes:
 def nothing(status: int) -> Response:
     """An answer without a body."""
     return Response(b"", status)
-
-
-def method_not_allowed() -> Response:
-    return json_response({"error": "Method Not Allowed"}, 405)
 
 
 def refused(error: ServeError, status: int | None = None) -> Response:

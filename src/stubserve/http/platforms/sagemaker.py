@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stubserve.api.access import Access
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, invalid
-from stubserve.http.asgi_request import body_of, guarded, json_response
+from stubserve.http.asgi_request import body_of, guarded, json_response, not_allowed
 from stubserve.http.json.values import UNSET, find, parse_json
-from stubserve.http.platforms.forward import Forward, method_not_allowed, nothing, refused
+from stubserve.http.platforms.forward import Forward, nothing, refused
 from stubserve.loading.control import ModelControl
 
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
@@ -63,12 +63,12 @@ class SageMaker:
         elif path == "/invocations" and method == "POST":
             await self._infer(request, send, self._default)
         elif path in ("/ping", "/invocations"):
-            answer = method_not_allowed()
+            answer = not_allowed()
         elif parts[0] == "models" and len(parts) <= 2:
             await self._managed(scope, receive, send)
         elif len(parts) == 3 and (parts[0], parts[2]) == ("models", "invoke"):
             if method != "POST":
-                answer = method_not_allowed()
+                answer = not_allowed()
             elif parts[1] in self._loaded:
                 await self._infer(request, send, parts[1])
             else:
@@ -98,7 +98,7 @@ class SageMaker:
         if request.method == "GET":
             return json_response({"models": [_told(name, url) for name, url in sorted(self._loaded.items())]})
         if request.method != "POST":
-            return method_not_allowed()
+            return not_allowed()
         async with body_of(request, self._server) as body:
             name, url = _asked(bytes(body))
         if name in self._loaded or url in self._loaded.values():
@@ -115,7 +115,7 @@ class SageMaker:
 
     async def _one(self, request: Request, name: str) -> Response:
         if request.method not in ("GET", "DELETE"):
-            return method_not_allowed()
+            return not_allowed()
         url = self._loaded.get(name)
         if url is None:
             return nothing(404)

@@ -15,7 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, invalid, unavailable
-from stubserve.http.platforms.forward import Forward, method_not_allowed, nothing, refused
+from stubserve.http.asgi_request import not_allowed
+from stubserve.http.platforms.forward import Forward, nothing, refused
 
 BINARY = "application/vnd.vertex-ai-triton.binary+json;json-header-size="
 PREDICT_ROUTE, HEALTH_ROUTE = "AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE"
@@ -56,7 +57,7 @@ class VertexAi:
         if path not in (self._health, self._predict):
             answer = nothing(400)
         elif method != ("GET" if path == self._health else "POST"):
-            answer = method_not_allowed()
+            answer = not_allowed()
         elif path == self._health:
             await self._forward(scope, receive, send, "/v2/health/ready", "GET")
         else:
