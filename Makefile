@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 COMPILED := $(VENV)/compiled
 # What is served and measured: compiled as in a wheel, unless a source is newer
-STALE = $(shell test -x $(COMPILED)/bin/stubserve && find src stub pyproject.toml -newer $(VENV)/.compiled -print -quit || echo none)
+STALE = $(shell test -x $(COMPILED)/bin/stubserve && find src stub pyproject.toml -type f ! -name '*.pyc' -newer $(VENV)/.compiled -print -quit || echo none)
 SERVED = $(if $(STALE),$(BIN),$(COMPILED)/bin)
 REPOSITORY ?= model_repository
 ARGS ?=
