@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 COMPILED := $(VENV)/compiled
 # What is served and measured: compiled as in a wheel, unless a source is newer
-STALE = $(shell test -x $(COMPILED)/bin/stubserve && find src stub pyproject.toml -newer $(VENV)/.compiled -print -quit || echo none)
+STALE = $(shell test -x $(COMPILED)/bin/stubserve && find src stub pyproject.toml -type f ! -name '*.pyc' -newer $(VENV)/.compiled -print -quit || echo none)
 SERVED = $(if $(STALE),$(BIN),$(COMPILED)/bin)
 REPOSITORY ?= model_repository
 ARGS ?=
@@ -12,7 +12,7 @@ RIVALS_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/stubserve
 # Set when ARGS name a server that tools/rivals.sh installs.
 RIVALS := $(filter --rivals,$(ARGS))$(findstring mosec,$(ARGS))$(findstring litserve,$(ARGS))$(findstring fastapi,$(ARGS))$(findstring bentoml,$(ARGS))
 
-.PHONY: install examples compiled wheel release serve test test-long test-compiled test-deploy docs check conformance bench soak siege chaos fuzz clean
+.PHONY: install examples compiled wheel release serve test test-long test-compiled test-deploy coverage docs check conformance bench soak siege chaos fuzz clean
 
 # What serving and the tests need. What else there is, is installed by the targets that need it.
 install: $(VENV)/.with-test
@@ -63,6 +63,12 @@ test: install
 # The other tests: they take long, or need the examples' packages, a store of S3 or mypy.
 test-long: install $(VENV)/.with-dev $(VENV)/.with-examples $(VENV)/.with-long
 	$(BIN)/python -m pytest -m long $(ARGS)
+
+# How much of the sources `test` and `test-long` reach, in servers and stubs too. Each start of one takes twice as long
+# then. With torch installed, what needs it counts as well.
+coverage: install $(VENV)/.with-dev $(VENV)/.with-examples $(VENV)/.with-long
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m pytest -m 'not slow' --cov $(ARGS)
 
 # What is seen from outside of a server whose modules are compiled. Tests of the modules need them as they are, and what
 # environments, loading and the like do is the same.

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
+import pytest
 import tomllib
 
 from tests.real_server import Serving
@@ -64,3 +68,33 @@ def test_ci_runs_its_commands_before_all_others() -> None:
     functions = dict(re.findall(r"^(\w+)\(\) \{\n  (make \w+) &$", ci, re.MULTILINE))
     first = [functions.get(step, step) for step in steps[: len(targets)]]
     assert {step.removeprefix("make ") for step in first} == targets
+
+
+@pytest.mark.parametrize(
+    ("newest", "served"),
+    [("src/a/b.py", ".venv/bin/stubserve"), ("src/a/__pycache__/b.cpython-311.pyc", ".venv/compiled/bin/stubserve")],
+)
+def test_make_serve_takes_what_is_compiled_unless_a_source_is_newer(tmp_path: Path, newest: str, served: str) -> None:
+    """Byte code that Python keeps beside the sources is none."""
+    if shutil.which("make") is None:
+        pytest.skip("needs make")
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    compiled = ".venv/compiled/bin/stubserve"
+    names = (
+        "pyproject.toml",
+        ".venv/bin/python",
+        compiled,
+        ".venv/.with-client",
+        ".venv/.compiled",
+        "src/a/b.py",
+        newest,
+    )
+    (tmp_path / "stub").mkdir()
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch(0o755)
+        os.utime(tmp_path / name, (0, 1_000_000_000 + (name == newest)))
+    shown = subprocess.run(
+        ["make", "--dry-run", "serve"], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    assert f"exec {served} serve model_repository " in shown

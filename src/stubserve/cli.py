@@ -7,9 +7,6 @@ import importlib
 import shlex
 import sys
 
-from stubserve.errors import UsageError
-from stubserve.flags import parse_arguments, usage
-
 # Each is a module of stubserve.commands.
 COMMANDS = ("init", "check", "ask", "fetch", "env", "deploy", "trace")
 # What other programs call it
@@ -20,9 +17,12 @@ def main() -> None:
     """`stubserve serve ...`; also `stubserve --model-repository=...`, so that only a program's name has to change."""
     words = sys.argv[1:]
     if words and words[0] in COMMANDS:
-        # Imported only when asked for: a server needs none of it.
+        # Each imports what it needs: a server needs no command, and a command has no flags of the server's.
         command = importlib.import_module(f"stubserve.commands.{words[0]}")
         raise SystemExit(command.run(words[1:]))
+    from stubserve.errors import UsageError
+    from stubserve.flags import parse_arguments, usage
+
     if (words and words[0] in ("-h", "--help", "help")) or "--help" in words:
         sys.stdout.write(usage())
         return

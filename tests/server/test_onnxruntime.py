@@ -291,6 +291,7 @@ def test_what_does_not_load(tmp_path: Path) -> None:
         assert infer(tritonclient.http, server, "fine", {"X": x}).as_numpy("Y").tolist() == [[1, 1]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_environment_of_its_own(tmp_path: Path, packed: bool) -> None:
     """The package is that of the environment, another Python's and another version than the server's."""
