@@ -293,7 +293,7 @@ def test_who_is_cancelled_or_expires_is_counted_so() -> None:
         script = Script()
         parts = Parts(script)
         a, b = parts.reader.request("a"), parts.reader.request("b")
-        script.decide(answer=[(a, a.refuse(Code.CANCELLED, "gone")), (b, unavailable("late"))])
+        script.decide(answer=[(a, ServeError(Code.CANCELLED, "gone")), (b, unavailable("late"))])
         parts.dispatcher.poll()
         assert [(id, outcome) for id, _, outcome in parts.answers.got] == [("a", CANCELLED), ("b", REJECTED)]
 
