@@ -58,9 +58,7 @@ class Model:
     def ask(self, *ids: str, **more: Any) -> list[Request]:
         requests = []
         for id in ids:
-            request = self.reader.request(id)
-            for name, value in more.items():
-                setattr(request, name, value)
+            request = self.reader.request(id, **more)
             self.dispatcher.enqueue(request, self.clock.now_ns)
             requests.append(request)
         self.dispatcher.poll()

@@ -282,12 +282,8 @@ def described(request: Request) -> tuple[Any, ...]:
     """All that a request says, to be compared."""
     return (
         request.id,
-        request.correlation_id,
-        request.flags,
-        request.priority,
-        request.timeout_us,
-        # Where one of them is no number it equals nothing.
-        repr(request.parameters),
+        # Where a parameter is no number it equals nothing.
+        repr(request.options),
         request.requested_outputs,
         request.batch_size,
         [(one.name, one.datatype, tuple(one.shape), bytes(one.buffer)) for one in request.inputs],

@@ -50,11 +50,11 @@ class _Methods:
     def __init__(self, server: ServerFacts, kind: str, handlers: dict[str, Endpoint]) -> None:
         self._server = server
         self._kind = kind
-        self._handlers = handlers
+        self.methods = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        handler = self._handlers.get(request.method)
+        handler = self.methods.get(request.method)
         access = self._server.http_access
         refusal = None if access is None else access.refusal(self._kind, functools.partial(values_of, request))
         response: Response

@@ -15,6 +15,7 @@ from stubserve_stub.backends.onnxruntime.session import open_session, options_of
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BY_NAME, BYTES
+from stubserve_stub.wire.options import RequestOptions
 from stubserve_stub.wire.places import InArena, Lent, Shared
 
 from stubserve.model_config.parse import parse_text
@@ -898,7 +899,7 @@ def test_states_of_a_batch_are_freed_one_by_one(stub: StubMemory, tmp_path: Path
 
     def step(*flags: int, outputs: Any = ()) -> Any:
         x = np.ones((1, 5000), np.float32)
-        return [("id", 0, flag, 0, None, outputs, [wire("X", x)]) for flag in flags]
+        return [("id", RequestOptions(flags=flag), None, outputs, [wire("X", x)]) for flag in flags]
 
     for flags in ((1, 1, 1), (0, 0, 0), (0, 0, 0)):
         entries = instance.run(*step(*flags), sequences=(7, 8, 9))
