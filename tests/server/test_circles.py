@@ -152,6 +152,8 @@ DIES = -2.0
 # What it raises, and that its client's region is not there any more
 FAILURES = {-1.0: "as it was asked", -4.0: "smaller"}
 SMALL, LARGE = 16, 300_000
+# More than gRPC takes of an answer that nobody reads
+UNREAD = 2_000_000
 
 
 class Watched:
@@ -293,6 +295,24 @@ def test_a_request_that_is_answered(watched: Watched, way: Way, model: str, coun
     parameters = {"sequence_id": 7, "sequence_start": True, "sequence_end": True} if model == "steps" else {}
     with Regions(watched, 5, count) as regions:
         assert way(regions, model, **parameters) == ""
+    watched.nothing_is_left()
+
+
+def test_a_stream_that_is_read_when_its_request_is_over(watched: Watched) -> None:
+    """The server has paused the request, since its client does not read, and its ensemble has ended it meanwhile."""
+
+    def succeeded() -> int:
+        statistics = json.loads(watched.server.get("/v2/models/counted/stats").body)["model_stats"][0]
+        return int(statistics["inference_stats"]["success"]["count"])
+
+    before = succeeded()
+    message = service_pb2.ModelInferRequest(model_name="counted")
+    message.inputs.add(name="INPUT0", datatype="FP32", shape=[UNREAD])
+    message.raw_input_contents.append(bytes(4 * UNREAD))
+    with connected(watched.server) as client:
+        answers = client.stub.ModelStreamInfer(iter([message]))
+        eventually(lambda: succeeded() == before + 1)
+        assert [answer.error_message for answer in answers] == [""] * 3
     watched.nothing_is_left()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import shlex
 import signal
 import subprocess
@@ -85,7 +86,7 @@ def _speaks_http(server: Serving, port: int) -> bool:
     server.port = port
     try:
         return b'"extensions"' in server.get("/v2").body
-    except OSError:
+    except (OSError, http.client.HTTPException):  # the port of gRPC says in HTTP/2 that it is one
         return False
 
 

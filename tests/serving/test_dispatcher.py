@@ -381,3 +381,20 @@ def test_nothing_is_handed_out_once_it_is_closed() -> None:
         assert [request.id for request in parts.dispatcher.drain()] == ["b"]
 
     run(scenario)
+
+
+def test_a_request_that_comes_as_it_is_closed_is_left_to_be_drained() -> None:
+    """An instance that is idle is not given it any more: it is about to be ended."""
+
+    async def scenario() -> None:
+        parts, one = Parts(DynamicBatcher(1)), Executor()
+        parts.dispatcher.join(one)
+        parts.enqueue("a")
+        parts.dispatcher.poll_soon()
+        parts.dispatcher.close()
+        await asyncio.sleep(0)
+        assert one.works == []
+        assert parts.answers.got == []
+        assert [request.id for request in parts.dispatcher.drain()] == ["a"]
+
+    run(scenario)

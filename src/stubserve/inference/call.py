@@ -153,6 +153,9 @@ class Call:
             self.request = None
             if self._share is not None:
                 self._share.drop()
+            if request.stream is not None:
+                # Nobody else ends a pause of a request that is over, and what is owed to it knows it.
+                request.resume()
         self.respond(request, response)
 
     def make_later(self, making: LongWork[Any], response: Response, then: Callable[[Any], None]) -> None:

@@ -157,7 +157,9 @@ class Dispatcher:
             self._loop.call_soon(self.poll)
 
     def poll(self) -> None:
-        """Runs what can run now. Raises nothing."""
+        """Runs what can run now; nothing once it is closed. Raises nothing."""
+        if self._closed:
+            return
         if self._polling:
             self._again = True
             return

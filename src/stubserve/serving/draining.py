@@ -60,4 +60,6 @@ class Draining:
                     log.error("instance '%s' has not finished a batch for %.1f s and is ended", hung[0], patience_s)
                     return False
             else:
-                return True
+                # A request may have come while the wait was being ended.
+                if not self.under_way:
+                    return True

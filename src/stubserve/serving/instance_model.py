@@ -277,6 +277,7 @@ class InstanceModel(AnsweringModel):
             await self._sleep.close()
         self._end_outage()
         self._dispatcher.close()
+        self._refuse_if_down()
         await self._instances.stop(timeout_s)
         self._refuse_if_down()
 
