@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import shlex
 import signal
 import subprocess
@@ -108,6 +109,9 @@ def test_on_a_terminal_the_start_ends_with_a_table(repository: Path) -> None:
         ask = terminal.expect(r"Ask +(stubserve ask --url=http://127\.0\.0\.1:\d+ two INPUT0='\[1,2,3\]')\r\n")
         asked = subprocess.run([sys.executable, "-m", *shlex.split(ask[1])], capture_output=True, text=True, timeout=60)
         assert asked.stdout == "OUTPUT0 FP32 [3]: [1., 2., 3.]\n", asked.stderr
+        curl = terminal.expect(r"Curl +(curl -d '.*' http://127\.0\.0\.1:\d+/v2/models/two/infer)\r\n")
+        asked = subprocess.run(["bash", "-c", curl[1]], capture_output=True, text=True, timeout=60)
+        assert json.loads(asked.stdout)["outputs"][0]["data"] == [1.0, 2.0, 3.0], asked.stderr
         terminal.expect(r"gRPC +127\.0\.0\.1:\d+\r\n")
         terminal.expect(r"Metrics +http://127\.0\.0\.1:\d+/metrics\r\n")
         terminal.expect(r"Status +http://127\.0\.0\.1:\d+/\r\n")

@@ -77,11 +77,36 @@ def command_line(model: str, inputs: Sequence[ModelInput], url: str = "") -> str
     """A command that asks the model, to copy into a shell."""
     where = [shlex.quote(f"--url={url}")] if url else []
     wanted = (one for one in inputs if not one.optional)
-    values = (f"{shlex.quote(one.name)}={shlex.quote(_example(one))}" for one in wanted)
+    values = (f"{shlex.quote(one.name)}={shlex.quote(_as_word(one))}" for one in wanted)
     return " ".join(["stubserve ask", *where, shlex.quote(model), *values])
 
 
-def _example(wanted: ModelInput) -> str:
+def curl_line(model: str, inputs: Sequence[ModelInput], url: str) -> str:
+    """The same question as a command of curl's; empty where an input is too large for a line, or has no JSON form."""
+    tensors = []
+    for one in inputs:
+        if one.optional:
+            continue
+        values = _example(one)
+        if values is None or one.datatype in ("FP16", "BF16"):
+            return ""
+        shape = [*([1] if one.batched else []), *values.shape]
+        tensors.append({"name": one.name, "datatype": one.datatype, "shape": shape, "data": values.tolist()})
+    body = json.dumps({"inputs": tensors}, separators=(",", ":"))
+    return f"curl -d {shlex.quote(body)} {shlex.quote(f'{url}/v2/models/{model}/infer')}"
+
+
+def _as_word(wanted: ModelInput) -> str:
+    values = _example(wanted)
+    if values is None:
+        return f"@{wanted.name}.npy"
+    if wanted.datatype == "BYTES" and values.size == 1:
+        return str(values.flat[0])
+    return json.dumps(values.tolist(), separators=(",", ":"))
+
+
+def _example(wanted: ModelInput) -> Any:
+    """An array of values for an input, without the dimension of rows; None where they are too many for a line."""
     length = 1 if wanted.datatype == "BYTES" else _EXAMPLE_LENGTH
     shape = wanted.shape[1:] if wanted.batched else wanted.shape
     # Of several dimensions without a length the last one has more than one element.
@@ -89,16 +114,14 @@ def _example(wanted: ModelInput) -> str:
     shape = [size if size != -1 else length if at == last else 1 for at, size in enumerate(shape)]
     count = prod(shape)
     if count > _EXAMPLE_ELEMENTS:
-        return f"@{wanted.name}.npy"
+        return None
     if wanted.datatype == "BYTES":
         values: list[Any] = ["text"] * count
-        if count == 1:
-            return "text"
     elif wanted.datatype == "BOOL":
         values = [True] * count
     else:
         values = list(range(1, count + 1))
-    return json.dumps(np.array(values, object).reshape(shape).tolist(), separators=(",", ":"))
+    return np.array(values, object).reshape(shape)
 
 
 def read(words: Sequence[str], model: str, inputs: Sequence[ModelInput]) -> list[InputTensor]:

@@ -16,7 +16,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 
-from stubserve.commands.question import DEFAULT_URL, command_line, inputs_of
+from stubserve.commands.question import DEFAULT_URL, command_line, curl_line, inputs_of
 from stubserve.connections.listening import BACKLOG, explained, listen
 from stubserve.errors import ServeError
 from stubserve.http.access import Cors
@@ -143,6 +143,9 @@ class Ports:
                 inputs = inputs_of(model_metadata(config, []), json.loads(render_json(config)))
                 url = f"{scheme}://{where}"
                 addresses["Ask"] = command_line(served[0].name, inputs, url if url != DEFAULT_URL else "")
+                curl = "" if served[0].signature.decoupled else curl_line(served[0].name, inputs, url)
+                if curl:
+                    addresses["Curl"] = curl
             if settings.http.shows_try_page:
                 addresses["Try"] = f"{scheme}://{where}/try"
         if self._grpc is not None:
