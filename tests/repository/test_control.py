@@ -297,6 +297,33 @@ def test_what_fails_and_stays_as_it_is_is_tried_less_and_less(repository: Path) 
     run(repository, scenario, control_mode=POLL)
 
 
+def test_the_log_has_a_mistake_once_until_files_change(repository: Path) -> None:
+    async def look(world: World) -> None:
+        await in_time(world.control._look())
+
+    async def scenario(world: World) -> None:
+        world.disk.write("a")
+        loading = asyncio.ensure_future(world.control.load_all())
+        await polled(world, a=None)
+        await in_time(loading)
+        config = repository / "a" / "config.pbtxt"
+        config.write_text("max_batch_size: [")
+        with log_lines() as lines:
+            for _ in range(4):
+                await look(world)
+            assert [line.partition(":")[0] for line in lines] == [
+                "Poll failed for model directory 'a'",
+                "model 'a' could not be loaded again",
+            ]
+            config.write_text("max_batch_size: [ # saved once more")
+            for _ in range(2):
+                await look(world)
+            assert len(lines) == 4
+        assert "max_batch_size" in world.registry.models["a"].on_disk
+
+    run(repository, scenario, control_mode=POLL, poll_secs=0)
+
+
 def test_polling_survives_what_it_cannot_read(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Any) -> None:
         raise RuntimeError("what")

@@ -124,7 +124,8 @@ class Changeover:
             raise
         except Exception as raised:
             error = as_load_error(raised)
-            log.error("Poll failed for model directory '%s': %s", name, error.log_message)
+            if self._registry.is_news(name, error.log_message):
+                log.error("Poll failed for model directory '%s': %s", name, error.log_message)
             if not candidate.made:
                 self._registry.entry(name).reason = error.message
             await asyncio.to_thread(candidate.remove)
@@ -217,7 +218,8 @@ class Changeover:
                     error = as_load_error(raised)
                     if candidate.has_config and candidate.override is None:
                         error.log_message = await located(error, lambda: candidate.folder.path / CONFIG_FILE)
-                    log.error("failed to load '%s' version %d: %s", name, version, error.log_text)
+                    if self._registry.is_news(name, f"{version}: {error.log_text}"):
+                        log.error("failed to load '%s' version %d: %s", name, version, error.log_text)
                     if not left:
                         raise error from None
                     log.info("'%s' version %d is tried again, %d more times at most", name, version, left)

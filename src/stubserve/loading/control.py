@@ -79,7 +79,11 @@ class ModelControl:
         # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
         self._asked_for: set[str] = set()
         self._watch = RepositoryWatch(
-            self._repositories, self._load_several, lambda name: self._unload(name, False, None), checks
+            self._repositories,
+            self._load_several,
+            lambda name: self._unload(name, False, None),
+            registry.tell_anew,
+            checks,
         )
         self._watching: asyncio.Task[None] | None = None
         self._starting = False
@@ -140,6 +144,7 @@ class ModelControl:
 
     async def _load_key(self, key: str, config: str | None, files: Mapping[str, bytes], asked_in: Turn | None) -> None:
         self._asked_for.add(key)
+        self._registry.tell_anew(key)
         leaving = await self._changes.run(lambda outer: self._load_and_settle(key, config, files, outer), asked_in)
         if leaving and asked_in is None:
             await asyncio.wait(leaving)
@@ -229,7 +234,9 @@ class ModelControl:
             error = as_load_error(raised)  # which tells the log of what nobody expects; the rest has been told
             if self._settings.control_mode == POLL and self._registry.ready_versions(name):
                 self._registry.entry(name).on_disk = error.message
-                log.warning("model '%s' could not be loaded again: the old code goes on serving", name)
+                kept = f"model '{name}' could not be loaded again: the old code goes on serving"
+                if self._registry.is_news(name, kept):
+                    log.warning("%s", kept)
             return False
         finally:
             self._registry.pending.discard(name)
@@ -266,7 +273,8 @@ class ModelControl:
             except Exception as raised:
                 error = as_load_error(raised)
                 told = await self._finder.told(error, name) if config is None else str(error)
-                log.error("Poll failed for model directory '%s': %s", name, told)
+                if self._registry.is_news(name, told):
+                    log.error("Poll failed for model directory '%s': %s", name, told)
                 if error.code is not Code.NOT_FOUND and not files:
                     self._registry.entry(name).reason = error.message
                 raise internal(f"failed to load '{name}', failed to poll from model repository: {error}") from None

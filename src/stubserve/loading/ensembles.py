@@ -150,7 +150,8 @@ class Ensembles:
             if not isinstance(raised, ServeError):
                 raise
             name = candidate.folder.key
-            log.error("failed to load '%s': %s", name, raised)
+            if self._registry.is_news(name, str(raised)):
+                log.error("failed to load '%s': %s", name, raised)
             if not candidate.made:
                 self._registry.entry(name).reason = raised.message
             raise invalid(f"load failed for model '{name}': {raised}\n") from None

@@ -3,7 +3,7 @@
 A model is loaded anew when anything in its folder has changed since the look that came before its last load
 (`contents`), and unloaded when its folder is gone. Files are not written all at once, so a look may see half of a
 change: a load that fails is tried again at the next look, as upstream does, and what served before goes on meanwhile.
-While the folder stays as it is, more and more looks go by between tries: one mistake does not fill the log.
+While the folder stays as it is, more and more looks go by between tries, and the log has one mistake once.
 
 With `serve --dev` there is a look as soon as files have changed (`occasions`), in place of one every few seconds, and
 what was loaded is checked as `stubserve check` does. The check is a process of its own, because it collects what the
@@ -51,18 +51,23 @@ class _Failure:
 
 
 class RepositoryWatch:
-    """`load` says which of several models could be loaded. `checks` is the command that checks the repositories."""
+    """`load` says which of several models could be loaded, `changed` hears of each that is not tried just again.
+
+    `checks` is the command that checks the repositories.
+    """
 
     def __init__(
         self,
         repositories: Repositories,
         load: Callable[[Collection[str]], Awaitable[Mapping[str, bool]]],
         unload: Callable[[str], Awaitable[None]],
+        changed: Callable[[str], None],
         checks: Sequence[str] = (),
     ) -> None:
         self._repositories = repositories
         self._load = load
         self._unload = unload
+        self._changed = changed
         self._checks = checks
         # What the last load of each model has served from, None for one that no load has succeeded with
         self._seen: dict[str, Contents | None] = {}
@@ -79,6 +84,10 @@ class RepositoryWatch:
             self._failures.pop(name, None)
             await self._unload(name)
         due = [name for name in contents if self._is_due(name, contents[name])]
+        for name in due:
+            failure = self._failures.get(name)
+            if failure is None or failure.contents != contents[name]:
+                self._changed(name)
         loaded = await self._load(due)
         for name, complete in loaded.items():
             if complete:

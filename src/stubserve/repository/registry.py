@@ -11,6 +11,8 @@ from stubserve.errors import invalid, not_found, overloaded, unavailable
 from stubserve.inference.served_model import ServedModel
 from stubserve.repository.folder import BETWEEN, DUPLICATE_REASON, name_of
 
+# Of how many texts about one model it is known that the log has them
+_MOST_TOLD = 16
 # The reason of a version that was unloaded, or is not chosen any more
 UNLOADED = "unloaded"
 
@@ -39,11 +41,13 @@ class ModelEntry:
     """One model name. `reason` is set where the model as a whole cannot be served (no versions then).
 
     `on_disk` says why what lies on disk could not be loaded in place of what serves; empty where nothing is wrong.
+    `told` is what the log has of failed loads of what lies there now.
     """
 
     name: str
     reason: str = ""
     on_disk: str = ""
+    told: set[str] = field(default_factory=set)
     versions: dict[int, VersionEntry] = field(default_factory=dict)
 
 
@@ -64,6 +68,26 @@ class Registry:
 
     def entry(self, name: str) -> ModelEntry:
         return self.models.setdefault(name, ModelEntry(name_of(name, self._namespacing)))
+
+    def is_news(self, name: str, text: str) -> bool:
+        """Whether the log does not have this text about a failed load yet; it gets it now.
+
+        What lies in a polled repository is tried again and again, and one mistake is told once.
+        """
+        entry = self.models.get(name)
+        if entry is None:
+            return True
+        if text in entry.told:
+            return False
+        if len(entry.told) == _MOST_TOLD:
+            entry.told.clear()
+        entry.told.add(text)
+        return True
+
+    def tell_anew(self, name: str) -> None:
+        """The next failed load is told, whatever the log has: files have changed, or a client has asked."""
+        if name in self.models:
+            self.models[name].told.clear()
 
     def resolve(self, name: str, namespace: str = "") -> str:
         """The key of the model that a name means within a namespace; the name itself where it means none."""
