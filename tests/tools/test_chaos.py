@@ -199,3 +199,14 @@ def test_growth_and_remains_are_faults() -> None:
         "the parent's memory grew in one life from 50 to 90 MiB",
         "the parent's descriptors grew in one life by {'socket:[N]': 1}",
     ]
+
+
+def test_what_the_parent_has_open_for_a_stub_is_no_growth() -> None:
+    world = World()
+    few, with_stub = Counter({"pipe:[N]": 2, "stubs": 1}), Counter({"pipe:[N]": 4, "stubs": 2})
+    chaos.judge(Life("SIGTERM", [50.0, 50.0], [few, with_stub]), world)
+    assert world.faults == []
+    chaos.judge(Life("SIGTERM", [50.0, 50.0], [few, with_stub + Counter({"pipe:[N]": 1})]), world)
+    assert [fault.split(" ", 1)[1] for fault in world.faults] == [
+        "the parent's descriptors grew in one life by {'pipe:[N]': 1}"
+    ]

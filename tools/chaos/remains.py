@@ -10,9 +10,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
+
 MARK = "STUBSERVE_CHAOS_MARK"
 # Between two looks, which are counted, and not the time: all may stand still meanwhile.
 LOOK_S = 0.05
+STUBS = "stubs"
 
 
 def marked(mark: str) -> dict[int, str]:
@@ -41,8 +44,11 @@ def memfds(mark: str) -> int:
 
 
 def descriptors(pid: int) -> Counter[str]:
-    """What a process has open, by kind."""
+    """What a server's parent has open, by kind; and, under STUBS, how many stubs it has."""
     found: Counter[str] = Counter()
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.Error):
+            found[STUBS] += any("python_backend_stub" in word for word in child.cmdline())
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             found[re.sub(r"[0-9]+", "N", os.readlink(link))] += 1
