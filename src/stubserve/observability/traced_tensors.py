@@ -1,7 +1,7 @@
 """The tensors of a trace as upstream's files show them: all elements, as one text.
 
-Not among the modules that are compiled. A large tensor takes long, and meanwhile the interpreter lets others have its
-lock again and again; compiled code would keep it.
+This module is not compiled. A large tensor takes long: the interpreter releases its lock again and again meanwhile,
+compiled code would keep it.
 """
 
 from __future__ import annotations
