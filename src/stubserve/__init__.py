@@ -1,6 +1,6 @@
 """stubserve serves a Triton model repository from plain Python processes.
 
-docs/architecture.md says which package has what, and which may import which.
+docs/architecture.md says what each package contains, and which may import which.
 """
 
 __version__ = "0.1.0"

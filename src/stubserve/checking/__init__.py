@@ -1,4 +1,4 @@
-"""What is wrong with a repository, found without serving it.
+"""Finds what is wrong with a repository without serving it.
 
-`repository` makes the checks of a load, and refuses the same things in the same words.
+`repository` makes the checks of a load, with the same texts.
 """

@@ -174,6 +174,7 @@ class StreamedInferCall(GrpcInferCall):
             self.request.pause()
 
     def resume(self) -> None:
+        """The client has caught up."""
         if self.request is not None:
             self.request.resume()
 

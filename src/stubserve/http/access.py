@@ -35,6 +35,8 @@ def http_access(
 
 
 class HttpAccess(Access):
+    """The rules of HTTP."""
+
     def __init__(
         self, restricted: Mapping[str, tuple[str, str]], tokens: Tokens | None, open_kinds: Collection[str]
     ) -> None:

@@ -44,6 +44,7 @@ def json_response(document: Any, status: int = 200) -> Response:
 
 
 def response_of(reply: Reply) -> Response:
+    """A reply of inference as an ASGI response."""
     response = Response(b"".join(reply.parts), reply.status, dict(reply.headers), reply.content_type)
     if reply.json_length is not None:
         response.headers["Inference-Header-Content-Length"] = str(reply.json_length)

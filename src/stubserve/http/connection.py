@@ -49,6 +49,8 @@ HEAD, BODY, PASS, BUSY, CLOSED = ConnectionState
 
 
 class HttpConnection(asyncio.BufferedProtocol):
+    """A client's connection."""
+
     def __init__(
         self,
         shared: Connections,

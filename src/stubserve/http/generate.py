@@ -82,6 +82,7 @@ class GenerateCall(Call):
         return self._server
 
     def start(self, body: bytes) -> None:
+        """Decodes, checks and submits."""
         if len(body) > FREE_BYTES:
             self.share()
         if len(body) > LARGE_BYTES:
@@ -132,6 +133,7 @@ class GenerateCall(Call):
             await news.wait()
 
     def cancel(self) -> None:
+        """The client has gone."""
         self.gone = True
         self._pending.clear()
         self._texts.drop()

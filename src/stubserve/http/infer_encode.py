@@ -193,6 +193,7 @@ def _slot(tensor: Tensor, reply_format: ReplyFormat) -> Slot | None:
 
 
 def encode_error(error: ServeError) -> Reply:
+    """The reply that tells a client of an error."""
     reply = Reply(error.code.http_status, JSON, None, [b'{"error":%b}' % json_text.string(error.message)])
     if error.message == compression.UNSUPPORTED_TEXT:
         reply.headers = (("Accept-Encoding", compression.SUPPORTED),)

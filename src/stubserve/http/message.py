@@ -98,6 +98,7 @@ class RequestHead:
         return [value for one, value in self.headers if one.lower() == wanted]
 
     def trace_context(self) -> str | None:
+        """The value of `traceparent`, None without one."""
         return None if self.trace_parent is None else self.trace_parent.decode("latin-1").strip()
 
     # Callbacks of the parser

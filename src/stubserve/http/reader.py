@@ -194,6 +194,7 @@ class RequestReader:
             (clients.watch_arriving if arriving else clients.unwatch_arriving)(self)
 
     def stalled(self) -> None:
+        """The client does not send the rest of its request, or sends it too slowly."""
         log.info(
             "closing a connection whose request did not arrive completely: it fell behind --request-min-rate=%d "
             "or took longer than --request-timeout-secs=%d",

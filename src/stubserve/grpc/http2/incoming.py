@@ -133,6 +133,7 @@ class PartialMessage:
         return at + len(part)
 
     def finish(self) -> Message:
+        """The message, when it is complete."""
         arrival = self._arrival
         if arrival is None:
             assert self._short is not None

@@ -104,6 +104,7 @@ class FrameWriter:
         see_it_closed(self._transport)
 
     def lose(self) -> None:
+        """The connection is gone."""
         self._lost = True
         self._out.clear()
 
@@ -143,6 +144,7 @@ class FrameWriter:
     # What the client takes
 
     def pause(self) -> None:
+        """The socket is full."""
         self.paused = True
 
     def resume(self) -> None:

@@ -89,6 +89,7 @@ def _first_of_each(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def repeated_names(value: Any) -> frozenset[str]:
+    """The names that occur more than once in an object."""
     return value.repeated if isinstance(value, WithRepeated) else frozenset()
 
 

@@ -71,6 +71,7 @@ def _number(text: bytes) -> bytes:
 
 
 def nothing(status: int) -> Response:
+    """An answer without a body."""
     return Response(b"", status)
 
 

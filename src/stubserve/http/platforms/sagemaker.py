@@ -131,6 +131,7 @@ def _told(name: str, url: str) -> dict[str, str]:
 
 
 def _asked(body: bytes) -> tuple[str, str]:
+    """Name and folder of a model to load. Raises ServeError."""
     document = parse_json(body)
     values: dict[str, str] = {}
     for member in ("model_name", "url"):
