@@ -1,8 +1,7 @@
 """stubserve as a plain ASGI app, for hosts that bring their own server: `uvicorn --factory stubserve.asgi:create_app`.
 
 The environment variable STUBSERVE_ARGS has the command line that `stubserve serve` would get; without it the folder
-`model_repository` is served. The host's own server reads and writes the sockets, so bodies are copied once more than by
-`stubserve serve`.
+`model_repository` is served. The host reads and writes the sockets, so bodies are copied once more than by our server.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@
 
 The repository has to be at the same place on all machines. Ray's proxies take the HTTP requests and hand each to a
 replica. A replica is stubserve's ASGI app in an actor of Ray, with the models' stubs as its children. An actor that
-dies takes its stubs with it, and Ray starts another one. There is no gRPC and no metrics port
-(docs/deployment/asgi.md).
+dies takes its stubs with it, and Ray starts another. There is no gRPC and no metrics port (docs/deployment/asgi.md).
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ _ARGUMENTS = {"repository", "replicas", "cpus", "flags"}
 def app(arguments: dict[str, str]) -> serve.Application:
     """The application. Raises ValueError for an argument that is unknown or missing.
 
-    `repository` is a folder, `replicas` the number of replicas, `cpus` the cores of each, `flags` as for `stubserve
-    serve`.
+    `repository` is a folder, `replicas` a number, `cpus` that of a replica's cores, `flags` are `stubserve serve`'s.
     """
     unknown = sorted(arguments.keys() - _ARGUMENTS)
     if unknown:

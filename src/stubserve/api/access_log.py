@@ -2,8 +2,7 @@
 
     127.0.0.1:40514 - "POST /v2/models/echo/infer HTTP/1.1" 200 model='echo' id='7', 812 µs, 84 bytes in, 90 out
 
-Model and version are those that the client names. The bytes are those of bodies, or of messages, as they travel within
-HTTP, without heads.
+Model and version are those that the client names. The bytes are those of bodies or messages as sent, without heads.
 """
 
 from __future__ import annotations

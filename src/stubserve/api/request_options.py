@@ -8,10 +8,7 @@ from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START
 
 
 class Reserved(NamedTuple):
-    """A reserved parameter: the field of `RequestOptions` that it sets, or a flag of it.
-
-    Its value has one of `types`, named as in KServe's gRPC.
-    """
+    """The field of `RequestOptions` that a parameter sets, or a flag of it; `types` are those of KServe's gRPC."""
 
     option: str
     types: tuple[str, ...]

@@ -40,10 +40,7 @@ class TokenFileError(Exception):
 
 
 class Tokens:
-    """The tokens of a file. `kinds` are all kinds of APIs there are; `epoch` grows when the file is read again.
-
-    Raises TokenFileError.
-    """
+    """The tokens of a file. `kinds` are all kinds of APIs; `epoch` grows with each reading. Raises TokenFileError."""
 
     def __init__(self, path: Path, kinds: Kinds) -> None:
         self._path = path

@@ -1,4 +1,1 @@
-"""Finds what is wrong with a repository without serving it.
-
-`repository` makes the checks of a load, with the same texts.
-"""
+"""Finds what is wrong with a repository without serving it: by the checks of a load, with the same texts."""

@@ -79,10 +79,7 @@ class Report:
 
 
 def check_repositories(repositories: Sequence[Path], backend_directory: Path, gpu_to_cpu: bool = False) -> Report:
-    """Checks all models of all repositories, `gpu_to_cpu` as `serve --gpu-fallback=cpu` would serve them.
-
-    Raises ServeError if a repository cannot be read.
-    """
+    """Checks all models, `gpu_to_cpu` as `serve --gpu-fallback=cpu` does. Raises ServeError for a bad repository."""
     found: list[Problem] = []
     with _log_as_problems("", repositories[0], found):
         folders = survey(repositories).models

@@ -117,9 +117,7 @@ class ArenaArrival(Arrival):
 
     @property
     def rest(self) -> memoryview:
-        """The place for the next bytes: maybe not for all missing bytes, but never empty before the message is
-        complete.
-        """
+        """The place for the next bytes: maybe for a part of those missing, but never empty before the last has come."""
         return self.view[self.moved : self._committed]
 
     @property
@@ -137,9 +135,7 @@ class ArenaArrival(Arrival):
         self.advance(len(data))
 
     def advance(self, nbytes: int) -> bool:
-        """`nbytes` were written into `rest`; whether the message is complete.
-
-        Raises ServeError (503); the caller must then drop the message.
+        """`nbytes` were written into `rest`: is the message complete now? After ServeError (503) it has to be dropped.
         """
         moved = self.moved + nbytes
         if moved == self.length:

@@ -11,8 +11,7 @@ pass come in earlier: those with the head of a request, or with bytes that can n
 once: on a busy core turns are few, and clients that had gone kept a thousand descriptors.
 
 The system hands connections out in their order, so a probe behind thousands waits until all of these are accepted. A
-pass may spend a millisecond on accepting, with few system calls: only the first few connections are looked at right
-away.
+pass may spend a millisecond on accepting, with few system calls: only the first few are looked at right away.
 """
 
 from __future__ import annotations
@@ -44,10 +43,9 @@ _PAUSE_S = 0.1
 
 
 def listen(address: str, port: int, shared: bool = False) -> socket.socket:
-    """A listening socket. Raises OSError.
+    """A listening socket; a `shared` one is only bound, and its server makes it listen. Raises OSError.
 
-    If the port is `shared`, the system gives connections to all servers that listen. So such a socket is only bound;
-    its server makes it listen.
+    The system gives the connections of a shared port to all servers that listen.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -31,8 +31,7 @@ from stubserve.errors import ServeError, overloaded
 log = logging.getLogger("stubserve.server")
 
 TICK_S = 0.1
-# A transfer below SLOW_RATE (bytes per second) yields; its rate is taken over RATE_S, and is 0 after PAUSE_S of
-# silence.
+# A transfer below SLOW_RATE (bytes per second, over RATE_S) yields. After PAUSE_S of silence its rate is 0.
 SLOW_RATE = 1024 * 1024
 RATE_S = 0.5
 PAUSE_S = 1.0

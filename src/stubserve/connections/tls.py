@@ -22,10 +22,7 @@ HANDSHAKE_S = 10.0
 
 
 def tls_context(tls: Tls, protocols: Sequence[str]) -> ssl.SSLContext:
-    """The context for a server's connections; `protocols` are those of ALPN.
-
-    Raises OSError that names the file which cannot be used.
-    """
+    """The context for a server, with ALPN's `protocols`. Raises OSError that names the file which cannot be used."""
     context = _context(tls, protocols)
     context.sni_callback = _Certificates(tls, protocols, context).choose
     return context

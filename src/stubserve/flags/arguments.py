@@ -48,10 +48,7 @@ _BACKEND_SETTINGS = (
 
 
 def parse_arguments(arguments: Sequence[str]) -> Settings:
-    """Settings from the words behind `stubserve serve`: flags as `--name=value` or `--name value`, else repositories.
-
-    Raises UsageError.
-    """
+    """Settings from words: flags as `--name=value` or `--name value`, else repositories. Raises UsageError."""
     by_name = {flag.name: flag for flag in FLAGS}
     values: dict[str, Any] = {}
     notices: list[str] = []

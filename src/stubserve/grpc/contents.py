@@ -32,8 +32,7 @@ from stubserve.grpc.wire import (
 )
 from stubserve.inference.long_work import LongWork
 
-# Member -> the data types that it serves; errors name the first. The members are in the order of their numbers, which
-# is the order of upstream's checks.
+# Member -> the data types that it serves; errors name the first. In the order of upstream's checks, by field number.
 _MEMBERS = {
     "bool_contents": ("BOOL",),
     "int_contents": ("INT32", "INT16", "INT8"),

@@ -54,10 +54,7 @@ class _Input(NamedTuple):
 
 
 def digest(data: Bytes) -> Callable[[Keep], LongWork[Pieces]] | None:
-    """The work that rewrites a message before it is decoded, in pieces; None if the message can be decoded as it is.
-
-    The work raises Malformed.
-    """
+    """The work that rewrites a message before it is decoded; None if that is not needed. The work raises Malformed."""
     try:
         description = len(split(data).description)
     except Malformed:

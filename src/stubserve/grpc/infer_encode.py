@@ -1,7 +1,6 @@
 """An inference response as a ModelInferResponse or ModelStreamInferResponse, written as bytes.
 
-Outputs are always raw and never copied: the message is a list of buffers, in which large outputs are views of their
-memory.
+Outputs are always raw and never copied: the message is a list of buffers, and large outputs are views of their memory.
 """
 
 from __future__ import annotations
@@ -88,10 +87,7 @@ def takes_long(response: Response, slots: Mapping[str, Slot]) -> bool:
 def encode_steps(
     id: str, response: Response, signature: Signature, reply_format: ReplyFormat, in_stream: bool, keep: Keep
 ) -> LongWork[Parts]:
-    """As `encode`, but first makes, in steps, classes and what goes into clients' shared memory.
-
-    Calls `keep(nbytes)` for the bytes that it makes.
-    """
+    """As `encode`, but first makes classes and fills shared memory, in steps. Calls `keep(nbytes)` for memory."""
     slots = reply_format.slots or {}
     outputs = []
     for tensor in response.outputs:

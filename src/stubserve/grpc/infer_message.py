@@ -1,7 +1,7 @@
 """Reads a ModelInferRequest through the generated message, with upstream's order of checks and upstream's errors.
 
-Some parameters belong to the protocol (sequences, priority, timeout, shared memory, classification); the others go to
-the model.
+Parameters for sequences, priority, timeout, shared memory and classification are the protocol's; others go to the
+model.
 """
 
 from __future__ import annotations
@@ -138,10 +138,7 @@ def _wrong_type(key: str, expected: str) -> ServeError:
 
 
 def read_outputs(outputs: Any, placer: BodyPlacer | None) -> dict[str, Slot] | None:
-    """The requested outputs, None for all. Of two with the same name one is left.
-
-    Raises ServeError. Without a placer no output may go into shared memory.
-    """
+    """The requested outputs, None for all. Raises ServeError. Without a placer none may go into shared memory."""
     slots: dict[str, Slot] = {}
     for item in outputs:
         region = shared_memory(item)

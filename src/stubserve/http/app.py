@@ -136,8 +136,7 @@ def create_app(
     """The app for a server. With `lifespan` (an ASGI host runs it) the app starts and stops the server itself.
 
     `cors_origins` are the origins whose pages may ask. `try_page` adds the page on which people try models, and the
-    description of the models that tools read (OpenAPI). The page itself needs no token: it says nothing about the
-    server.
+    models' description for tools (OpenAPI). The page itself needs no token: it says nothing about the server.
     """
     routes = [Route(path, _Methods(server, kind, handlers)) for path, kind, handlers in _table(server, try_page)]
     if try_page:

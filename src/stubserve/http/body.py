@@ -44,11 +44,7 @@ def place(server: InferenceServer, head: RequestHead, connection: Hashable, owne
 
 
 def start(head: RequestHead) -> int:
-    """At which offset of its block a body begins.
-
-    The JSON header's length is known before the first byte. So the first tensor, which follows the header, is placed at
-    a multiple of ALIGNMENT.
-    """
+    """The offset in its block at which a body begins. It puts the first tensor at a multiple of ALIGNMENT."""
     text = head.header_length or b""
     json_length = int(text) if text.isdigit() and len(text) < 20 else 0
     return -json_length % ALIGNMENT

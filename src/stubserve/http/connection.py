@@ -1,8 +1,7 @@
 """One HTTP connection: a uvicorn protocol class that serves inference.
 
-`reader` takes apart the bytes that arrive. The connection decides what happens to a request: it starts an inference
-call and writes the answer, or passes the bytes of another route to uvicorn's own protocol on the same transport
-(`fallback`).
+`reader` takes apart the bytes that arrive. The connection starts an inference call and writes the answer, or passes the
+bytes of another route to uvicorn's own protocol on the same transport (`fallback`).
 """
 
 from __future__ import annotations
@@ -216,8 +215,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 reader.collect()
                 return
             if head.expects_continue or head.content_length > MAX_BODY_BYTES:
-                # After this answer the client may leave the body out, or may never end sending it: close the
-                # connection.
+                # After this answer the client may omit the body, or never end sending it: close the connection.
                 self._closing = True
                 self._state = BUSY
                 self._reply(encode_error(refused))

@@ -1,9 +1,8 @@
 """`generate` and `generate_stream`: one JSON answer, or any number of server-sent events.
 
-A response's memory is only promised while it is delivered, so each response is encoded at once and collected. The
-writer to the client takes all that is collected with one write, so a fast model costs a wake-up and a system call per
-handful of responses. When more than PENDING_BYTES wait for a client that reads too slowly, the model has to wait
-(`Request.pause`).
+A response's memory is only promised while it is delivered, so each response is encoded at once and collected. One write
+to the client takes all that is collected, so a fast model costs a wake-up and a system call per handful of responses.
+When more than PENDING_BYTES wait for a client that reads too slowly, the model has to wait (`Request.pause`).
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class GenerateCall(Call):
     """One call. `start` raises ServeError; otherwise responses come in until `complete`, and each sets `news`.
 
     A large request may also be refused later: `begun` raises that error. With `on_complete` there is no `news`, and the
-    request must not be large: `on_complete` is called at the end, unless the client has gone. `context` gives the
-    `traceparent` of the request.
+    request must not be large: it is called at the end, unless the client has gone. `context` gives the `traceparent`.
     """
 
     protocol = "HTTP"

@@ -44,10 +44,7 @@ _FEW_DIGITS = 10
 
 
 class HttpInferCall(Call):
-    """One call. `start` raises ServeError, or one `on_reply(reply)` follows, at once or later.
-
-    The reply's blocks are only promised until `on_reply` returns.
-    """
+    """One call: `start` raises ServeError, or `on_reply(reply)` follows. The reply's blocks live until it returns."""
 
     __slots__ = ("_head", "_on_reply", "_server", "_start_ns", "reply_format")
 

@@ -1,7 +1,4 @@
-"""Pages for people, and the metrics port: `/metrics`, and the status page at `/`.
-
-Each page is one file, which needs only itself and this server.
-"""
+"""Pages for people, each of which is one file, and the metrics port: `/metrics`, and the status page at `/`."""
 
 from __future__ import annotations
 

@@ -117,8 +117,8 @@ class RequestReader:
     def take_body(self, keep: bool) -> bool:
         """Takes the part of the body that has come; True with the last part. Raises BadRequest.
 
-        With `keep`, it is kept for `body`, unless there is a `refusal`. Otherwise it is put into `raw`, as it came,
-        behind the head.
+        With `keep`, it is kept for `body`, unless there is a `refusal`. Otherwise it goes into `raw`, as it came, after
+        the head.
         """
         data = self.data
         if self._chunked is None:

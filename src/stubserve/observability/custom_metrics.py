@@ -1,9 +1,8 @@
-"""The metrics that models make, as the server keeps them.
+"""The metrics that models make, as the server keeps them. Names and texts are upstream's.
 
 They live here and not in the stubs, so that instances and models which make the same metric share it, and so that it
 can be read whatever the stubs are doing. A family is known by its name, a series in it by its labels. Each exists as
-long as it has an owner, and keeps the description and buckets of its first owner; later ones are ignored. Names and
-texts are upstream's.
+long as it has an owner, and keeps the description and buckets of its first owner; later ones are ignored.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """The server's log, on stdout (info) and stderr (warnings and errors), or in a file.
 
-A record is a line in upstream's form, with further lines below it, or a line of JSON. `I1121 02:02:20.519482 21594
-server.py:117] "message"` has level, date, time, pid, place, message. The message is quoted and escaped as JSON, unless
-the environment says TRITON_SERVER_ESCAPE_LOG_MESSAGES=0. The other lines of a message (a traceback) follow indented,
-with unprintable characters escaped, so that no text can look like a record of its own. A terminal gets colours in place
-of quotes.
+A record is a line of JSON, or a line in upstream's form, with further lines below it. Upstream's form is `I1121
+02:02:20.519482 21594 server.py:117] "message"`: level, date, time, pid, place, message. The message is quoted and
+escaped as JSON, unless the environment says TRITON_SERVER_ESCAPE_LOG_MESSAGES=0. Its other lines (a traceback) follow
+indented, with unprintable characters escaped, so no text can look like a record. A terminal gets colours, not quotes.
 
-The log's settings can change while the server runs (`LogSettings`). A part that filters at the source, as stubs do,
-watches them.
+The settings can change while the server runs (`LogSettings`). Parts that filter at the source, as stubs do, watch them.
 """
 
 from __future__ import annotations
@@ -145,10 +143,7 @@ class _BelowWarning(logging.Filter):
 
 
 class LogSettings:
-    """The log settings of the protocols, under their names (`to_dict`); they can change.
-
-    `watchers` are called after each change.
-    """
+    """The log settings of the protocols, by name (`to_dict`). `watchers` are called after each change."""
 
     def __init__(self, settings: LoggingSettings) -> None:
         # One per output

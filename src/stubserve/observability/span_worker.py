@@ -4,8 +4,7 @@ A line on its standard input is a group of traces (`trace_spans`) in JSON, with 
 clock and the time of day. When the group's spans have been sent, or could not be, it answers with a line on its
 standard output: `taken` or `refused`. It ends with its input.
 
-Only the exporter and the span's data come from OpenTelemetry's SDK. Its tracer would time a span itself; here the times
-are known already.
+Only the exporter and the span's data are the OpenTelemetry SDK's: its tracer would time a span that is timed already.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The tensors of a trace as upstream's files show them: all elements, as one text.
 
-This module is not compiled. A large tensor takes long: the interpreter releases its lock again and again meanwhile,
-compiled code would keep it.
+Not compiled: a large tensor takes long, and compiled code would keep the interpreter's lock meanwhile.
 """
 
 from __future__ import annotations

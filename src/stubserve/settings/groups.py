@@ -274,10 +274,7 @@ class LoggingSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings of a server: the groups, and the settings of the server as a whole.
-
-    `notices` are remarks about the command line, for the log.
-    """
+    """All settings of a server: the groups, and settings of the whole. `notices` are remarks for the log."""
 
     id: str = "triton"
     exit_on_error: bool = True

@@ -89,8 +89,7 @@ def load(
 def _complete(model: Model, config: Any, *, has_config_file: bool) -> tuple[Any, str]:
     """The configuration after `auto_complete_config`, and args["model_config"].
 
-    If the result is useless a server goes on with the configured one. Here it is an error, because the author is
-    watching.
+    If the result is useless a server uses the configured one. Here it is an error, because the author is watching.
     """
     try:
         returned = model.complete_config(config.name, render_json(config))

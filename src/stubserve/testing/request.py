@@ -61,10 +61,7 @@ class Prepared:
 
 
 def prepare(request: Request | Mapping[str, Any], signature: Signature, states: Collection[str] = ()) -> Prepared:
-    """Makes the server's checks. Raises ServeError with the text that a client would get.
-
-    `states` are the names of outputs that are kept for the sequence.
-    """
+    """Makes the server's checks; `states` are outputs kept for the sequence. Raises ServeError with a client's text."""
     if not isinstance(request, Request):
         request = Request(request)
     inputs = [_tensor(name, value, signature.inputs.get(name)) for name, value in request.inputs.items()]

@@ -12,7 +12,7 @@ Guarantees:
 - windows are honoured both ways, and the server does not read from a client that does not read its socket;
 - a breach of the protocol costs what RFC 9113 says: one stream where the others can go on, else the connection, with a
   GOAWAY that gives the reason;
-- the memory and work that a client can cause without asking for inference are bounded: header blocks (`fields`,
+- without asking for inference a client can cause only bounded memory and work: header blocks (`fields`,
   `heads.MAX_BLOCK_BYTES`), open streams (`reader.MAX_STREAMS`), and what `budget` counts. Beyond that the connection
   ends.
 """

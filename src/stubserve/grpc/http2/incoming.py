@@ -23,8 +23,7 @@ from stubserve.memory.blocks import Block
 PREFIX_BYTES = 5
 # Longer messages go to the arena; so do short messages when the heap's part is full.
 SHORT_BYTES = 64 * 1024
-# An arrival is told in such steps what has come: a frame brings 16 KiB, and looking at the clock for each costs more
-# than copying it.
+# Steps in which an arrival is told what has come: looking at the clock for each frame costs more than copying it.
 _REPORTED_BYTES = 128 * 1024
 
 

@@ -1,8 +1,7 @@
 """Messages of one stream that need work before their handler gets them.
 
 Compressed messages are decompressed, and large messages get the form that their method wants (`Method.prepare`). The
-result lies in the arena if its size belongs there. Long work is done in steps (`OrderedJobs`), and all later messages
-wait for their turn.
+result is in the arena if its size belongs there. Long work is done in steps (`OrderedJobs`); later messages wait.
 """
 
 from __future__ import annotations

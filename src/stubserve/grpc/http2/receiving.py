@@ -1,8 +1,7 @@
 """The receiving half of a stream: puts the client's bytes together to messages for the RPC's handler.
 
 A whole message is taken at once. A message in parts is put together (`incoming`), and a long or compressed message is
-prepared (`preparation`). The client may send a window ahead of what is taken, and has to go on with a message that it
-has begun.
+prepared (`preparation`). The client may send a window ahead of that, and must go on with a message once begun.
 """
 
 from __future__ import annotations
@@ -192,10 +191,7 @@ class ReceivingStream:
         self._cut_off(*end_of(error))
 
     def _grant(self) -> None:
-        """Lets the client send more once it has used half of its window.
-
-        It may send the whole of a large message at once: memory for that is taken already.
-        """
+        """Lets the client send more once it has used half of its window, and at once the whole of a large message."""
         if not self._reading or self.half_closed or self._status is not None:
             return
         if self._prepared is not None and self._prepared.busy:

@@ -1,8 +1,7 @@
 """The process that reads large JSON for the server: `python -m stubserve.http.json.worker FD`.
 
 It reads one job after the other from a socket and answers each, until the socket ends; see `process`. Of a model it
-knows only what the job says. It refuses a request that says too much beside its tensors early, before the server waits
-for all of the answer.
+knows only what the job says. It refuses a request with too much text beside its tensors before it sends any answer.
 """
 
 from __future__ import annotations
