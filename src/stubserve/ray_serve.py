@@ -23,7 +23,7 @@ _ARGUMENTS = {"repository", "replicas", "cpus", "flags"}
 def app(arguments: dict[str, str]) -> serve.Application:
     """The application. Raises ValueError for an argument that is unknown or missing.
 
-    `repository` is a folder, `replicas` a number, `cpus` that of a replica's cores, `flags` are `stubserve serve`'s.
+    `repository` is a folder, `replicas` how many to run, `cpus` the cores of each, `flags` as for `stubserve serve`.
     """
     unknown = sorted(arguments.keys() - _ARGUMENTS)
     if unknown:

@@ -167,8 +167,7 @@ class FileCheck:
     file_problems: Callable[[Any, Path], Iterator[FileProblem]]
 
     def problems(self, config: Any) -> Iterator[str]:
-        """What the backend would refuse in the configuration; and a missing package, if the model has no environment.
-        """
+        """What the backend would refuse in the configuration; or a missing package if the model has no environment."""
         try:
             self.read_options(to_json_dict(config))
         except Refusal as refusal:

@@ -135,8 +135,7 @@ class ArenaArrival(Arrival):
         self.advance(len(data))
 
     def advance(self, nbytes: int) -> bool:
-        """`nbytes` were written into `rest`: is the message complete now? After ServeError (503) it has to be dropped.
-        """
+        """`nbytes` were written into `rest`: is the message complete now? After ServeError (503) drop the message."""
         moved = self.moved + nbytes
         if moved == self.length:
             self.moved = moved

@@ -128,7 +128,7 @@ class Acceptor:
                 coming.cancel()
 
     async def wait_closed(self) -> None:
-        """Waits until all that were coming in are in."""
+        """Waits until all connections that were coming in are in."""
         while self._coming:
             await asyncio.wait(self._coming)
 

@@ -193,7 +193,7 @@ class SlowClients:
         """The event loop's time, which passes as long as anything is under way."""
         return self._passed + min(monotonic() - self._ticked, TICK_S)
 
-    # What holds memory
+    # Transfers that hold memory
 
     def add(self, transfer: Transfer) -> None:
         """`transfer` holds memory from now on."""
@@ -220,7 +220,7 @@ class SlowClients:
         )
         return slowest.at_once
 
-    # What arrives
+    # Arriving requests
 
     def watch_arriving(self, arriving: Arriving) -> None:
         """`arriving` has begun and is not complete: its client must go on sending."""
@@ -231,7 +231,7 @@ class SlowClients:
         """`arriving` is complete, or its client may not send."""
         self._arriving.pop(arriving, None)
 
-    # What leaves
+    # Answers
 
     def watch_unread(self, unread: Unread) -> None:
         """New bytes may be unsent, after the client had taken all earlier ones."""
@@ -256,7 +256,7 @@ class SlowClients:
         if answer is not None:
             self.forget(answer)
 
-    # What is open
+    # Open connections
 
     def add_idle_sweep(self, sweep: Callable[[], bool]) -> None:
         """Adds a `sweep` that closes connections idle for too long, and says whether any are open."""

@@ -12,7 +12,7 @@ from stubserve.flags.values import parse_bool, parse_count, parse_fraction, pars
 
 @dataclass(frozen=True, slots=True)
 class Unneeded:
-    """Why a flag has no effect, and what refuses values that upstream refuses. A `switch` needs no value."""
+    """Why a flag has no effect, and the check that refuses what upstream refuses. A `switch` needs no value."""
 
     why: str
     check: Callable[[str], Any]

@@ -55,7 +55,7 @@ class ModelStreamInfer(Handler):
         self._reading = True
         self._stopping = False
 
-    # What the transport tells
+    # Called by the transport
 
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
         if self._closed:
@@ -104,7 +104,7 @@ class ModelStreamInfer(Handler):
         self._stopping = True
         self._end_if_done()
 
-    # What requests tell
+    # Called by requests
 
     def _begun(self, call: StreamedInferCall, nothing: object = None) -> None:
         """A request has reached its model, or was refused."""

@@ -76,7 +76,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._began_ns = 0
         self._body_bytes = 0
 
-    # What the transport tells
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

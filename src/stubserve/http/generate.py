@@ -40,8 +40,8 @@ _NOT_ONE = (
 class GenerateCall(Call):
     """One call. `start` raises ServeError; otherwise responses come in until `complete`, and each sets `news`.
 
-    A large request may also be refused later: `begun` raises that error. With `on_complete` there is no `news`, and the
-    request must not be large: it is called at the end, unless the client has gone. `context` gives the `traceparent`.
+    A large request may also be refused later: `begun` raises that error. `on_complete` is called at the end, unless the
+    client has gone; with it there is no `news`, and no large request. `context` gives the `traceparent`.
     """
 
     protocol = "HTTP"

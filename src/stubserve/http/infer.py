@@ -116,7 +116,7 @@ class HttpInferCall(Call):
     def _read_later(
         self, body: bytes | memoryview, block: Block | None, offset: int, rest: RestOfContent | None
     ) -> LongWork[Request]:
-        """The request of a long body, or of a long compressed body, of which `rest` makes the rest."""
+        """The request of a long body; `rest` decompresses what is left of a compressed body."""
         server = self._server
         signature = self.model.signature
         request: Request

@@ -57,7 +57,7 @@ class RequestReader:
         # Whether the whole body came with its head
         self.has_whole_body = False
         # The answer that refuses the request. Not the error: its traceback refers to this reader and to the data. The
-        # body is kept in the arena, in the heap with an account, or as it is; not at all after a refusal.
+        # body is kept in the arena, in the heap with an account, or in `_short_body`; not at all after a refusal.
         self.refusal: Reply | None = None
         self.arena_body: ArenaArrival | None = None
         self._heap_body: HeapArrival | None = None

@@ -176,7 +176,7 @@ def _expose_instances(model: ServedModel, exposition: Exposition) -> None:
 
 
 def _expose_cache(store: LocalStore, exposition: Exposition) -> None:
-    """Adds the metrics of this server's own response cache; those of upstream's local cache."""
+    """Adds the metrics of this server's own response cache, the same as upstream's local cache has."""
     values = {
         "nv_cache_util": store.used / store.limit,
         "nv_cache_num_entries": len(store),

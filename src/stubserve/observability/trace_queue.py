@@ -197,7 +197,7 @@ class TraceQueue:
 
 
 def _nbytes(tree: Sequence[Trace]) -> int:
-    """About the bytes of a tree's traces, in what clients and models can make large."""
+    """The rough size of a tree's traces, as far as clients and models can make it large."""
     nbytes = 0
     for trace in tree:
         nbytes += trace.kept

@@ -28,8 +28,8 @@ class LocalChannel(InMessages):
 
     The stub's classes use it as they use `stubserve_stub.runtime.channel.Channel`.
 
-    `news` gets (key, wire response or None, whether it is final), and None when a sender was dropped. A destructor may
-    put into it, hence the simple queue.
+    `news` gets (key, wire response or None, whether it is final), and None when a sender was dropped. It is a simple
+    queue because a destructor may put into it.
     """
 
     def __init__(self) -> None:

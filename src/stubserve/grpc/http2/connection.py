@@ -63,7 +63,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._keepalive: asyncio.TimerHandle | None = None
         self._age: asyncio.TimerHandle | None = None
 
-    # What the transport tells
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)

@@ -104,7 +104,7 @@ class FieldDecoder:
     # One field
 
     def _take(self, data: bytes, at: int) -> int:
-        """Takes the field at `at`; the position behind it. A position behind the data: the rest is to be dropped."""
+        """Takes the field at `at`; the position behind it. If that is behind the data, the rest is to be dropped."""
         if self._nameless:
             at = self._string(data, at, keep=False)[1]
             self._nameless = False

@@ -49,7 +49,7 @@ class OutboxOwner(Protocol):
         ...
 
     def give_up(self, error: ServeError) -> None:
-        """What waits has to go."""
+        """Gives up all that waits."""
         ...
 
     def fail(self, status: int, text: str) -> None:

@@ -67,7 +67,7 @@ class ReceivingStream:
         self._asked = False
         self.half_closed = False
 
-    # What the connection tells
+    # Called by the connection
 
     def data_received(self, data: memoryview) -> None:
         """Takes the payload of a DATA frame, or a part of it."""
@@ -128,7 +128,7 @@ class ReceivingStream:
             elif not self._method.unary:
                 self._handler.on_half_close()
 
-    # What the watches tell
+    # Called by the watches
 
     def stalled(self) -> None:
         """The client has begun a message and does not send the rest, or sends it too slowly."""
@@ -143,7 +143,7 @@ class ReceivingStream:
         """Other requests need the memory of the current message."""
         raise NotImplementedError
 
-    # What the service says
+    # Called by the service
 
     def pause_reading(self) -> None:
         self._reading = False

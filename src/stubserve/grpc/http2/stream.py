@@ -81,7 +81,7 @@ class Http2Stream(ReceivingStream):
         if not self.closed:  # else the RPC has been refused, and handler and stream would refer to each other
             self._handler = handler
 
-    # What the connection tells
+    # Called by the connection
 
     def reset_by_client(self) -> None:
         """The client has cancelled the RPC, has gone, or broke the protocol."""
@@ -106,7 +106,7 @@ class Http2Stream(ReceivingStream):
             self._writer.send_head(self.id, block, ends=True)
             self._close()
 
-    # What the watches tell
+    # Called by the watches
 
     def give_up(self, error: ServeError) -> None:
         """Other requests need the memory of the current message, or of the answer that is not read."""
@@ -117,7 +117,7 @@ class Http2Stream(ReceivingStream):
         self._clear_outbox()
         self.fail(error.code.grpc_status, error.message)
 
-    # What the service says
+    # Called by the service
 
     @property
     def peer(self) -> str:
@@ -159,7 +159,7 @@ class Http2Stream(ReceivingStream):
                 self._clear_outbox()
             self.pump()
 
-    # What the outbox tells
+    # Called by the outbox
 
     def writable(self) -> None:
         if self._handler is not None and self._status is None:

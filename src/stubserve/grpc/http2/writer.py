@@ -48,7 +48,7 @@ class FrameWriter:
         self._sends_large = False
         # Bytes of DATA in this turn
         self._turn_bytes = 0
-        # What the client takes
+        # The client's limits
         self._window = frames.DEFAULT_WINDOW
         self._max_frame = frames.DEFAULT_FRAME_SIZE
         self.stream_window = frames.DEFAULT_WINDOW
@@ -140,7 +140,7 @@ class FrameWriter:
         )
         return True
 
-    # What the client takes
+    # The client's limits
 
     def pause(self) -> None:
         """The socket is full."""
