@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _FILES = Path(__file__).parents[1] / "deploy"
-# Each is a folder of that name.
 NAMES = {
     "systemd": "a unit for one machine",
     "logrotate": "a rotation of the log where it goes to a file",

@@ -193,7 +193,6 @@ def _of_file(wanted: ModelInput, path: Path) -> Any:
 
 
 def _of_elements(wanted: ModelInput, values: Any) -> Any:
-    """Values from JSON as an array of the input's type."""
     if wanted.datatype == "BYTES":
         kinds: tuple[type, ...] = (str, bytes)
     elif wanted.datatype == "BOOL":
@@ -254,5 +253,4 @@ def _wrong(wanted: ModelInput, why: str) -> WrongInput:
 
 
 def _short(text: str) -> str:
-    """A text; if it is long, without its middle."""
     return text if len(text) <= 60 else f"{text[:28]} … {text[-28:]}"

@@ -101,7 +101,6 @@ class Acceptor:
         self._outside: dict[int, socket.socket] = {}
         self._turn_is_due = False
         self._spoken = select.epoll()
-        # Those that are coming in
         self._coming: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         # Whether the system refused the last accept

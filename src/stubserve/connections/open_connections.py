@@ -68,7 +68,6 @@ class OpenConnections:
         # At the end: the connections with requests that are waited for
         self._awaited: set[OpenConnection] = set()
         self._answered = asyncio.Event()
-        # Whether none is open
         self._all_closed = asyncio.Event()
         clients.add_idle_sweep(self.sweep)
 

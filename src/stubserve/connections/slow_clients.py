@@ -294,7 +294,7 @@ class SlowClients:
                 unread.send_timed_out()
 
     def _run(self) -> None:
-        """Something is under way."""
+        """Starts the ticks of the timer: something is under way."""
         if not self._ticks:
             self._ticks = True
             self._plan_sweep()

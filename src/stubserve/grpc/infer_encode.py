@@ -33,7 +33,6 @@ _RAW_TAG = b"\x32"
 _OUTPUT_TAG, _SHAPE_TAG = 0x2A, 0x1A
 # For an output below this size (bytes), its data aside, one byte holds its length.
 _SHORT = 0x80 - 2
-# The parameter triton_final_response, in its two values
 _FINAL = {
     final: field(_PARAMETERS, field(1, b"triton_final_response") + field(2, b"\x08\x01" if final else b"\x08\x00"))
     for final in (True, False)

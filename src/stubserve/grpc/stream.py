@@ -48,7 +48,6 @@ class ModelStreamInfer(Handler):
         self._positions: deque[Position] = deque()
         # The work to be done before the next request may enter
         self._jobs = OrderedJobs(server.offload)
-        # The state of the stream
         self._closed = False
         self._half_closed = False
         self._writable = True

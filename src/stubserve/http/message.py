@@ -79,7 +79,6 @@ class RequestHead:
         self.target = b""
         self.headers: list[tuple[bytes, bytes]] = []
         self.keep_alive = True
-        # Of the body
         self.content_length = 0
         self.chunked = False
         self.expects_continue = False

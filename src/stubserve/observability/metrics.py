@@ -37,7 +37,6 @@ _DURATIONS = {
     "nv_inference_compute_infer_duration_us": "compute_infer_ns",
     "nv_inference_compute_output_duration_us": "compute_output_ns",
 }
-# For models that use the response cache
 _CACHE_COUNTS = {
     "nv_cache_num_hits_per_model": "cache_hit_count",
     "nv_cache_num_misses_per_model": "cache_miss_count",
@@ -151,7 +150,6 @@ def _sorted(labels: dict[str, str]) -> Labels:
 
 
 def _expose_instances(model: ServedModel, exposition: Exposition) -> None:
-    """Adds the sizes of a model's batches, and its instances."""
     names = _labels_of(model)
     counts = [0] * (len(_BOUNDS) + 1)
     total = 0

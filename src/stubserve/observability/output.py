@@ -136,5 +136,4 @@ class QueuedStream:
         """Nothing waits here for more."""
 
 
-# There is one standard output, and one standard error.
 output = OutputQueue()

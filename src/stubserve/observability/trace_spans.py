@@ -123,7 +123,6 @@ def _record(trace: Trace) -> Record:
 
 
 def _tensors(trace: Trace) -> dict[str, str]:
-    """Attributes about its tensors."""
     told = {f"{copy.activity}.{copy.name}": f"{list(copy.shape)}, {copy.nbytes} bytes" for copy in trace.tensors}
     if trace.left_out:
         told["stubserve.tensors_left_out"] = str(trace.left_out)

@@ -174,7 +174,6 @@ class InstanceSettings:
     restart_wait_secs: float = 10.0
     execute_timeout_secs: float = 0.0
     check_outputs: str = "first"
-    # Whether every model may be debugged
     debug_all: bool = False
     sleep_after_secs: float = 0.0
     start_asleep: bool = False

@@ -78,7 +78,6 @@ class ClientBudget:
         self._last_ping = 0.0
         self._sent_at_ping = 0
         self._early_pings = 0
-        # Time
         self._offload = offload
         self._scratch = scratch
         self.room = scratch

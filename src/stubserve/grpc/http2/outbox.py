@@ -84,12 +84,10 @@ class Outbox:
         self._stream = stream
         self._encoding = encoding
         self.opened = False
-        # What waits
         self._pieces: deque[bytes | memoryview] = deque()
         self.unsent = 0
         self._waits = False
         self._slow = False
-        # What is being made
         self._jobs: OrderedJobs | None = None
         # Bytes in the heap, and those of them that its account counts
         self._heap_bytes = 0
@@ -179,7 +177,6 @@ class Outbox:
         self._stream.give_up(unavailable("the client has read nothing of the answer for --send-timeout-secs"))
 
     def _put(self, parts: Parts, blocks: Sequence[Block]) -> None:
-        """Sends a message, or lets it wait."""
         pieces = self._pieces
         size = sum(map(len, parts))
         flag = b"\0" if self._encoding is None else b"\1"
@@ -202,7 +199,6 @@ class Outbox:
             self._slow = True
 
     def _send_later(self, answer: Answer, blocks: Sequence[Block]) -> None:
-        """Sends a message when its turn comes."""
         held = [block.hold() for block in blocks]
         server = self._endpoint.server
         if self._jobs is None:

@@ -57,9 +57,7 @@ class FrameReader:
         self.unfinished = True
         # Bytes of an incomplete frame head or short frame
         self._pending = b""
-        # Bytes to be skipped
         self._skip_left = 0
-        # The DATA frame whose payload is arriving
         self._data_left = 0
         self._data_stream: Http2Stream | None = None
         self._data_pad = 0
@@ -177,7 +175,6 @@ class FrameReader:
         content = min(take, max(self._data_left - self._data_pad, 0))
         self._data_left -= take
         stream = self._data_stream
-        # Nothing is done for a stream that was closed meanwhile.
         if stream is not None:
             ends = self._data_ends and not self._data_left
             if ends:
@@ -332,7 +329,6 @@ class FrameReader:
             stream.pump()
 
     def _fail_stream(self, fault: StreamFault) -> None:
-        """The client broke the protocol on one stream."""
         log.debug("a gRPC stream breaks the protocol: %s", fault)
         self._budget.take_reset()
         self._writer.write(frames.rst_stream(fault.stream, fault.code))

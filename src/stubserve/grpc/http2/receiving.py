@@ -171,7 +171,6 @@ class ReceivingStream:
             message.drop()
 
     def _pass_on(self, data: bytes | memoryview, block: Block | None, offset: int) -> None:
-        """Gives a message to the handler, if there is one that wants it."""
         handler = self._handler
         if handler is not None and self._status is None and not (self._method.unary and self._asked):
             self._asked = True
@@ -211,7 +210,6 @@ class ReceivingStream:
             (clients.watch_arriving if watched else clients.unwatch_arriving)(self)
 
     def _drop_partial(self) -> None:
-        """Nothing more comes of the current message."""
         partial, self._partial = self._partial, None
         if partial is not None:
             partial.drop()

@@ -65,7 +65,6 @@ class Http2Stream(ReceivingStream):
         self._deadline: asyncio.TimerHandle | None = None
         # The share of metadata that are not small
         self._heap_share: HeapShare | None = None
-        # Answers to the client
         self.widened = 0
         encoding = endpoint.encoding
         self._encoding = encoding if encoding is not None and method.infers and encoding in head.accepts else None

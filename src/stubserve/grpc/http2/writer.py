@@ -59,7 +59,6 @@ class FrameWriter:
         # What pumps the streams that wait for the connection, by their identifiers, the longest waiting first. A stream
         # that waits for its own window is not among them: a window update must cost no more than what it lets through.
         self.waiting: OrderedDict[int, Callable[[], object]] = OrderedDict()
-        # Bytes of DATA so far
         self.data_bytes = 0
         self._peer: str | None = None
 
