@@ -1,6 +1,3 @@
-"""stubserve serves a Triton model repository from plain Python processes.
-
-docs/architecture.md says which package has what, and which may import which.
-"""
+"""stubserve serves a Triton model repository from plain Python processes. docs/architecture.md shows its packages."""
 
 __version__ = "0.1.0"

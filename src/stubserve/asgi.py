@@ -1,8 +1,7 @@
 """stubserve as a plain ASGI app, for hosts that bring their own server: `uvicorn --factory stubserve.asgi:create_app`.
 
-The command line that `stubserve serve` would get is taken from the environment variable STUBSERVE_ARGS; without it the
-folder `model_repository` is served. The host's own server reads and writes the sockets, so bodies are copied once more
-than by `stubserve serve`.
+The environment variable STUBSERVE_ARGS has the command line that `stubserve serve` would get; without it the folder
+`model_repository` is served. The host reads and writes the sockets, so bodies are copied once more than by our server.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from stubserve.settings.groups import Settings
 
 log = logging.getLogger("stubserve.server")
 
-# Groups of settings, and single ones, about what a host does itself or does not have, and what is to be said of them
+# Settings, alone or as groups, that a host replaces or does not have, and why they have no effect
 _HOSTS = {
-    # A host that turns them off gets what it asked for.
+    # Turning these off is right in a host.
     "grpc.allow": "",
     "metrics.allow": "",
     "grpc": "there is no gRPC in an ASGI host",
@@ -47,7 +46,7 @@ _HOSTS = {
 
 
 def without_effect(settings: Settings) -> list[str]:
-    """What the log should say about flags that mean nothing in a host; those that say what is so anyway are fine."""
+    """Lines for the log about flags without effect in a host; none for values that a host has anyway."""
     default = Settings(shm_limit=settings.shm_limit)
     notices = []
     for flag in FLAGS:

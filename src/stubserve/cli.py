@@ -9,7 +9,7 @@ import sys
 
 # Each is a module of stubserve.commands.
 COMMANDS = ("init", "check", "ask", "fetch", "env", "deploy", "trace")
-# What other programs call it
+# The names of `serve` in other programs
 _SERVES = ("run", "start", "up", "server")
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     """`stubserve serve ...`; also `stubserve --model-repository=...`, so that only a program's name has to change."""
     words = sys.argv[1:]
     if words and words[0] in COMMANDS:
-        # Each imports what it needs: a server needs no command, and a command has no flags of the server's.
+        # Imported here, because a server needs no command, and a command no flags of the server.
         command = importlib.import_module(f"stubserve.commands.{words[0]}")
         raise SystemExit(command.run(words[1:]))
     from stubserve.errors import UsageError
@@ -42,7 +42,7 @@ def main() -> None:
         settings = parse_arguments(words)
     except UsageError as error:
         raise SystemExit(f"{error}\n\n'stubserve serve --help' lists the flags.") from None
-    # A tenth of the time that imports take is the collector's, which finds nothing; `run` has it go on.
+    # A tenth of the time of imports is the collector's, which finds nothing; `run` turns it on again.
     gc.disable()
     from stubserve.server.running import run
 

@@ -1,6 +1,6 @@
 """The one exception that may reach a client, and its status code.
 
-Codes are those of Triton's error enum; the statuses are the ones its front ends send for them.
+Codes are those of Triton's error enum; the statuses are those that its front ends send for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Code(enum.IntEnum):
     UNSUPPORTED = 5
     ALREADY_EXISTS = 6
     CANCELLED = 7
-    # Not in Triton's enum: the client has no right to ask
+    # Not in Triton's enum: the client may not ask
     UNAUTHENTICATED = 101
     FORBIDDEN = 102
     RESTRICTED = 103
@@ -35,7 +35,7 @@ class Code(enum.IntEnum):
 
     @property
     def title(self) -> str:
-        """How upstream spells the code inside longer texts, as in 'Invalid argument: ...'."""
+        """Upstream's name for the code inside longer texts, as in 'Invalid argument: ...'."""
         return _SHOWN[self][2]
 
 
@@ -51,7 +51,7 @@ _SHOWN = {
     Code.CANCELLED: (400, 1, "Cancelled"),
     Code.UNAUTHENTICATED: (401, 16, "Unauthenticated"),
     Code.FORBIDDEN: (403, 7, "Permission denied"),
-    # As Triton does
+    # As in Triton
     Code.RESTRICTED: (403, 14, "Restricted"),
 }
 
@@ -61,11 +61,11 @@ class UsageError(Exception):
 
 
 class ServeError(Exception):
-    """Something that a client or an operator is told, word for word.
+    """An error for a client or an operator, with its exact text.
 
-    `path` says which field of a model's configuration it is about, as field names and indices (`("input", 0, "dims")`).
-    `log_message` is what the log says in place of the message, where that is more (lines of source, for instance).
-    `retry_after_s` is after how many seconds it may be tried again, 0 where that would not help or nobody knows.
+    `path` is the field of a model's configuration with the error, as names and indices (`("input", 0, "dims")`).
+    `log_message` is the log's text if the log says more (lines of source, for instance). `retry_after_s` is the seconds
+    after which to try again, 0 if that would not help or is unknown.
     """
 
     def __init__(self, code: Code, message: str, path: tuple[str | int, ...] = ()) -> None:
@@ -80,7 +80,7 @@ class ServeError(Exception):
         return self.message
 
     def at(self, *path: str | int) -> ServeError:
-        """The same error, about this field."""
+        """The same error, about the field at `path`."""
         return ServeError(self.code, self.message, path)
 
     @property
@@ -90,7 +90,7 @@ class ServeError(Exception):
 
     @property
     def log_text(self) -> str:
-        """`status_text`, as the log has it."""
+        """`status_text`, for the log."""
         return f"{self.code.title}: {self.log_message}"
 
 
@@ -111,7 +111,7 @@ def unavailable(message: str) -> ServeError:
 
 
 def overloaded(message: str) -> ServeError:
-    """UNAVAILABLE because there is too much to do just now; it may be tried again after a second."""
+    """UNAVAILABLE because the server is too busy; the client may try again after a second."""
     error = unavailable(message)
     error.retry_after_s = 1
     return error
@@ -122,7 +122,7 @@ def unsupported(message: str) -> ServeError:
 
 
 def within(errors: Iterable[ServeError], *path: str | int) -> Iterator[ServeError]:
-    """Errors about a part of a configuration, as those of the whole: `path` leads to the part."""
+    """Errors about a part of a configuration as errors about the whole: `path` leads to the part."""
     for error in errors:
         yield error.at(*path, *error.path)
 

@@ -3,9 +3,8 @@
     serve run stubserve.ray_serve:app repository=/srv/models replicas=2
 
 The repository has to be at the same place on all machines. Ray's proxies take the HTTP requests and hand each to a
-replica; a replica is stubserve's ASGI app in an actor of Ray's, with the models' stubs as its children. An actor that
-dies takes its stubs with it, and Ray starts another one. There is no gRPC and no port of metrics
-(docs/deployment/asgi.md).
+replica. A replica is stubserve's ASGI app in an actor of Ray, with the models' stubs as its children. An actor that
+dies takes its stubs with it, and Ray starts another. There is no gRPC and no metrics port (docs/deployment/asgi.md).
 """
 
 from __future__ import annotations
@@ -15,17 +14,16 @@ from typing import Any
 
 from ray import serve
 
-# How long a replica may take to finalize its models; a bit more than --exit-timeout-secs
+# Seconds for a replica to finalize its models; a bit more than --exit-timeout-secs
 STOP_S = 35.0
 
 _ARGUMENTS = {"repository", "replicas", "cpus", "flags"}
 
 
 def app(arguments: dict[str, str]) -> serve.Application:
-    """The application.
+    """The application. Raises ValueError for an argument that is unknown or missing.
 
-    `repository` is a folder, `replicas` how many there are, `cpus` how many each has, `flags` as for `stubserve serve`.
-    Raises ValueError for an argument that is unknown or missing.
+    `repository` is a folder, `replicas` how many to run, `cpus` the cores of each, `flags` as for `stubserve serve`.
     """
     unknown = sorted(arguments.keys() - _ARGUMENTS)
     if unknown:
@@ -35,7 +33,7 @@ def app(arguments: dict[str, str]) -> serve.Application:
     words = [arguments["repository"], *shlex.split(arguments.get("flags", ""))]
 
     def build() -> Any:
-        # In the replica, where the models are.
+        # In the replica, where the models are
         from stubserve.asgi import create_app
         from stubserve.flags import parse_arguments
 
@@ -50,10 +48,10 @@ def app(arguments: dict[str, str]) -> serve.Application:
     )
     @serve.ingress(build)
     class Models:
-        app: Any  # what `build` made
+        app: Any  # made by `build`
 
         async def check_health(self) -> None:
-            """Raises RuntimeError when a model does not get up any more; Ray then starts another replica."""
+            """Raises RuntimeError if a model cannot recover; Ray then starts another replica."""
             if await _status(self.app, "/v2/health/ready") != 200:
                 raise RuntimeError("not every model is ready")
 
@@ -62,7 +60,6 @@ def app(arguments: dict[str, str]) -> serve.Application:
 
 
 async def _status(asgi: Any, path: str) -> int:
-    """The status that the app answers a GET with."""
     statuses = []
 
     async def receive() -> dict[str, Any]:

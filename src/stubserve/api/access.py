@@ -1,11 +1,11 @@
-"""Rights to use kinds of APIs: by a token (`--auth-token-file`), and by a header that some kinds want, as in Triton
-(`--http-restricted-api`, `--grpc-restricted-protocol`).
+"""Rights to use kinds of APIs, by token or by header.
 
-The kinds are Triton's: health, metadata, inference and so on, and `metrics` for the port of that. What is asked comes
-first: a client that may not use an API is not told whether what was asked of it is there, or right.
+Tokens are those of `--auth-token-file`. A header that some kinds require is set as in Triton (`--http-restricted-api`,
+`--grpc-restricted-protocol`). The kinds are Triton's (health, metadata, inference and so on), and `metrics` for the
+metrics port. Rights are checked first: a client without them is not told whether the request is otherwise right.
 
-What decides are a request's credentials: all of its headers that some rule asks for. Requests with the same ones may do
-the same, so credentials that were granted a kind of API are known from then on, until the tokens change.
+A request's credentials decide: all of its headers that some rule needs. Requests with the same credentials have the
+same rights, so credentials that were granted a kind of API are remembered, until the tokens change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from stubserve.api.tokens import Tokens
 from stubserve.errors import Code, ServeError
 
-# What can be restricted, as Triton calls it.
+# The kinds that can be restricted, by Triton's names
 RESTRICTED_KINDS = (
     "health",
     "metadata",
@@ -28,23 +28,23 @@ RESTRICTED_KINDS = (
     "trace",
     "logging",
 )
-# What a token can be good for.
+# The kinds that a token can be good for
 KINDS = frozenset((*RESTRICTED_KINDS, "metrics"))
 
 AUTHORIZATION = "authorization"
 
-# A client with a token can write its header in many ways, and add others to it: so many are known, and only short ones.
+# A client with a token can spell its header in many ways, so only so many credentials are remembered, and short ones.
 _KNOWN = 1024
 _KNOWN_LENGTH = 1024
 
-# All values of a request's header, or of a call's metadata, by its name in lower case.
+# Gives all values of a request's header, or of a call's metadata; the name is in lower case.
 Values = Callable[[str], Collection[bytes]]
 
 
 class Access:
-    """The rules of one protocol: `restricted` has the header and the value that a kind wants.
+    """The rules of one protocol: `restricted` has, per kind, the header and the value that it requires.
 
-    `open_kinds` need no token. `restriction` is what a client without the header is told, with a place for its name.
+    `open_kinds` need no token. `restriction` is the error for a client without the header, with a place for its name.
     `credentials` are the names of all headers that decide, in lower case.
     """
 
@@ -63,21 +63,21 @@ class Access:
         self._open_kinds = open_kinds
         names = [name for name, _, _ in self._restricted.values()]
         self.credentials = frozenset(names if tokens is None else [*names, AUTHORIZATION])
-        # By kinds: the credentials that it was granted to by the tokens of this epoch
+        # By kind: the credentials that the tokens of this epoch granted it
         self._granted: dict[str, set[Hashable]] = {}
         self._epoch = 0
 
     def guards(self, kind: str) -> bool:
-        """Whether there is anything to ask about this kind."""
+        """Whether this kind has any rules."""
         return kind in self._restricted or (self._tokens is not None and kind not in self._open_kinds)
 
     def credentials_in(self, metadata: Sequence[tuple[str, str | bytes]]) -> tuple[tuple[str, str | bytes], ...]:
-        """A call's credentials, of its metadata."""
+        """A call's credentials, from its metadata."""
         names = self.credentials
         return tuple([one for one in metadata if one[0] in names])
 
     def knows(self, kind: str, credentials: Hashable) -> bool:
-        """Whether a request with these credentials, all that it has, was granted an API of this kind, and still is."""
+        """Whether a request with exactly these credentials was granted this kind of API, and still is."""
         tokens = self._tokens
         if tokens is not None:
             tokens.look()
@@ -88,9 +88,9 @@ class Access:
         return granted is not None and credentials in granted
 
     def learn(self, kind: str, credentials: Hashable, values: Values) -> ServeError | None:
-        """As `refusal`; without one `knows` says so from now on."""
+        """As `refusal`; if there is none, `knows` is true for these credentials from now on."""
         refusal = self.refusal(kind, values)
-        # Clients without one may not be told apart from others here.
+        # Requests without credentials may come from different clients.
         if refusal is None and credentials and len(repr(credentials)) <= _KNOWN_LENGTH:
             granted = self._granted.setdefault(kind, set())
             if len(granted) >= _KNOWN:

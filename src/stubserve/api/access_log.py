@@ -1,9 +1,8 @@
-"""The access log (`--access-log`): a line for each answer, of all protocols, and the same as fields where it is JSON.
+"""The access log (`--access-log`): a line for each answer, of all protocols, and the same as fields if the log is JSON.
 
     127.0.0.1:40514 - "POST /v2/models/echo/infer HTTP/1.1" 200 model='echo' id='7', 812 µs, 84 bytes in, 90 out
 
-Model and version are those that the client names. The bytes are those of bodies, or of messages, as they travel within
-HTTP: without heads.
+Model and version are those that the client names. The bytes are those of bodies or messages as sent, without heads.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def log_answer(
     bytes_in: int,
     bytes_out: int,
 ) -> None:
-    """Logs an answer whose last byte is handed over now. `names` may have a `model`, a `version` and an `id`."""
+    """Logs an answer when its last byte is handed over. `names` may have a `model`, a `version` and an `id`."""
     took_us = (time.monotonic_ns() - began_ns) // 1000
     model, version, id = (names.get(key, "")[:_LONGEST_NAME] for key in ("model", "version", "id"))
     known = "".join(f" {key}={value!r}" for key, value in (("model", model), ("version", version), ("id", id)) if value)

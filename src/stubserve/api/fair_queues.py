@@ -1,10 +1,10 @@
-"""Telling clients apart, so that each can have a fair part of a full queue (`--fair-queues`).
+"""Tells clients apart, so that each can have a fair part of a full queue (`--fair-queues`).
 
-- by `connection`: each is a client of its own. Right behind a proxy that keeps a connection for each of its clients;
-- by `address`: all connections from one address are one client. Right where clients connect themselves;
-- by `token`: all that is asked with one token is one client, however its header is spelled; without one its address
-  counts. Right where inference needs a token of `--auth-token-file`: tokens are then checked before anything is queued,
-  so nobody can take another's part, or have more parts than tokens.
+- `connection`: each connection is a client. Right behind a proxy that keeps a connection for each of its clients;
+- `address`: all connections from one address are one client. Right if clients connect themselves;
+- `token`: all requests with one token are one client, however the header is spelled; without a token the address
+  counts. Right if inference needs a token of `--auth-token-file`: tokens are then checked before anything is queued, so
+  nobody can take another client's part, or have more parts than tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WAYS = (OFF, CONNECTION, ADDRESS, TOKEN)
 
 
 class FairQueues:
-    """Tells clients apart by one of the WAYS but OFF."""
+    """Tells clients apart by one of the WAYS, except OFF."""
 
     def __init__(self, way: str) -> None:
         self._way = way
@@ -36,5 +36,5 @@ class FairQueues:
 
 
 def peer_name(peername: object) -> str:
-    """`<address>:<port>` of what a transport calls "peername"; empty where it has none, as for Unix sockets."""
+    """`<address>:<port>` from a transport's "peername"; empty without one, as for Unix sockets."""
     return f"{peername[0]}:{peername[1]}" if isinstance(peername, tuple) else ""

@@ -1,9 +1,9 @@
-"""Which of a client's headers (gRPC: metadata) become parameters of its request.
+"""The headers of a client (gRPC: metadata) that become parameters of its request.
 
-A pattern says which, in the syntax of RE2, which Triton's flags take; here it becomes one for Python's `re`. Most of
-the two is the same. Different are flags in the middle of a pattern (`(?-i)`), which count to the end of their group and
-which Python only knows with a group of their own, classes with names, quoted stretches and the end of the text. What
-only Python knows (looking ahead and back, references) is refused, as Triton refuses it at its start.
+A pattern selects them, in the syntax of RE2, which Triton's flags take; here it is translated to Python's `re`. Most of
+the syntax is the same. These differ: flags in the middle of a pattern (`(?-i)`), which count to the end of their group
+and for which Python needs a group of their own; named classes; quoted text; and the end of the text. Syntax that only
+Python has (looking ahead and back, references) is refused, as Triton refuses it at its start.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _UNICODE = {r"\pL": r"[^\W\d_]", r"\pN": r"\d"}
 
 
 class HeaderForwarding:
-    """Forwards the headers whose names the pattern (RE2's syntax) matches anywhere."""
+    """Forwards the headers whose names contain a match of the pattern (RE2's syntax)."""
 
     def __init__(self, pattern: str) -> None:
         self._search = compile_re2(pattern).search
 
     def parameters(self, headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
-        """The parameters that these headers make. Raises ServeError for names that mean something to the server."""
+        """The parameters from these headers. Raises ServeError for a name that means something to the server."""
         forwarded: dict[str, str] = {}
         for name, value in headers:
             if not self._search(name):
@@ -59,13 +59,13 @@ class HeaderForwarding:
 
 
 def compile_re2(pattern: str) -> re.Pattern[str]:
-    """The pattern, without regard to case unless it says otherwise, as Triton has it. Raises re.error."""
+    """The pattern; as in Triton case does not count unless the pattern says otherwise. Raises re.error."""
     return re.compile(_translated(pattern), re.IGNORECASE)
 
 
 def _translated(pattern: str) -> str:
     out: list[str] = []
-    # For each group that is open: the flags that have been set within it, each of which opened one more group
+    # Per open group: the flags set inside it, each of which has opened one more group
     scopes: list[list[str]] = [[]]
     at = 0
     while at < len(pattern):
@@ -95,7 +95,7 @@ def _translated(pattern: str) -> str:
             elif letter == ")" and len(scopes) > 1:
                 out.append(")" * len(scopes.pop()))
             elif letter == "|":
-                # An alternative begins outside of the groups that stand for flags, and with the same flags.
+                # An alternative closes the groups that stand for flags, and opens them again.
                 letter = ")" * len(scopes[-1]) + "|" + "".join(scopes[-1])
             out.append(letter)
             at += 1
@@ -103,7 +103,7 @@ def _translated(pattern: str) -> str:
 
 
 def _class(pattern: str, start: int) -> tuple[str, int]:
-    """The class in brackets that begins at `start`, and where it ends."""
+    """The class in brackets that begins at `start`, and its end."""
     at = start + 1
     out = ["["]
     if pattern.startswith("^", at):

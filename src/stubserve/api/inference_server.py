@@ -29,10 +29,9 @@ class LargeJson(Protocol):
 
 
 class InferenceServer(Protocol):
-    """The server: finds models, gives memory of the arena, and counts what is kept outside of it.
+    """The server: finds models, gives memory of the arena, and counts memory outside of it.
 
-    `grpc_port` is 0 where gRPC is not served, `regions` None where clients may not use shared memory, `fair_queues`
-    where they are not told apart.
+    `grpc_port` is 0 without gRPC. `regions` and `fair_queues` are None without shared memory and without fair queues.
     """
 
     max_input_size: int

@@ -1,4 +1,4 @@
-"""What the management endpoints answer, for every protocol."""
+"""The answers of the management endpoints, for every protocol."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stubserve.observability.tracing import Tracing
 from stubserve.repository.registry import Registry, parse_version
 
 SYSTEM_SHARED_MEMORY, CUDA_SHARED_MEMORY = "system_shared_memory", "cuda_shared_memory"
-# In upstream's order; clients look features up here.
+# In upstream's order. Clients look features up here.
 EXTENSIONS = [
     "classification",
     "sequence",
@@ -38,7 +38,7 @@ TRACE_OFF = "OFF"
 _TRACE_LEVELS = ("TIMESTAMPS", "TENSORS")
 _UINT32_MAX = (1 << 32) - 1
 _INT32_MAX = (1 << 31) - 1
-# As C reads numbers: what is behind the digits does not count
+# A number as C reads it: text behind the digits does not count
 _NUMBER = re.compile(r"\s*([+-]?[0-9]+)")
 
 # Name -> field of TraceRules, least and most
@@ -55,13 +55,13 @@ class ServerFacts(InferenceServer, Protocol):
 
     name: str
     version: str
-    # Whether it could not be started, and only tells so
+    # Whether the start failed, so that the server only reports it
     failed: bool
     exiting: bool
 
     @property
     def http_access(self) -> Access | None:
-        """Who may use which routes; None where everybody may use all."""
+        """The rules for routes; None where everybody may use all."""
         ...
 
     @property
@@ -93,14 +93,14 @@ def refuse_while_exiting(server: ServerFacts) -> None:
 
 
 def metadata_versions(server: ServerFacts, model: ServedModel, version: str) -> list[str]:
-    """The versions that a model's metadata names: the one asked for, or all that are ready."""
+    """The versions in a model's metadata: the requested version, or all that are ready."""
     if version:
         return [str(model.version)]
     return [str(number) for number in server.registry.ready_versions(model.key)]
 
 
 def statistics(registry: Registry, name: str, version: str) -> list[dict[str, Any]]:
-    """The rows of `model_stats`; of all models without a name. Raises ServeError."""
+    """The rows of `model_stats`; without a name those of all models. Raises ServeError."""
     models = registry.serving()
     if name:
         models = [model for model in models if model.name == name]
@@ -115,13 +115,13 @@ def statistics(registry: Registry, name: str, version: str) -> list[dict[str, An
 
 
 def extensions(server: ServerFacts) -> list[str]:
-    """What the server offers."""
+    """The extensions that the server offers."""
     missing = {CUDA_SHARED_MEMORY} if server.regions is not None else {CUDA_SHARED_MEMORY, SYSTEM_SHARED_MEMORY}
     return [extension for extension in EXTENSIONS if extension not in missing]
 
 
 def region_rows(server: ServerFacts, name: str) -> list[dict[str, str | int]]:
-    """The status of a region of shared memory, of all without a name. Raises ServeError."""
+    """The status of a region of shared memory; without a name that of all. Raises ServeError."""
     regions = server.regions
     if not name:
         return [] if regions is None else regions.rows()
@@ -131,7 +131,7 @@ def region_rows(server: ServerFacts, name: str) -> list[dict[str, str | int]]:
 
 
 def cuda_region_rows(server: ServerFacts, name: str) -> list[dict[str, str | int]]:
-    """As `region_rows`, for GPUs' memory, of which there is none. Raises ServeError."""
+    """As `region_rows`, for regions on GPUs, of which there are none. Raises ServeError."""
     if name:
         if server.regions is not None and name in server.regions:
             raise client_regions.not_cuda(name)
@@ -147,7 +147,7 @@ def register_region(server: ServerFacts, name: str, key: str, offset: int, nbyte
 
 
 def unregister_region(server: ServerFacts, name: str) -> None:
-    """Unregisters a region of shared memory, all of them without a name. Raises ServeError."""
+    """Unregisters a region of shared memory; without a name all of them. Raises ServeError."""
     if server.regions is None:
         raise client_regions.disabled()
     server.regions.unregister(name)
@@ -159,7 +159,7 @@ def refuse_cuda_region(server: ServerFacts, name: str) -> None:
 
 
 def unregister_cuda_region(server: ServerFacts, name: str) -> None:
-    """There is none, so there is nothing to do. Raises ServeError where clients may not use shared memory."""
+    """Does nothing, as there are no such regions. Raises ServeError if clients may not use shared memory."""
     if server.regions is None:
         raise client_regions.disabled()
     if name in server.regions:
@@ -175,7 +175,7 @@ def fixed_log_file() -> ServeError:
 
 
 def traced_model(server: ServerFacts, name: str) -> str:
-    """The model whose trace settings are asked for, empty for the server's. Raises ServeError for one unknown."""
+    """The model whose trace settings are asked for; empty for the server's. Raises ServeError for an unknown model."""
     if name:
         try:
             server.find_model(name, "")
@@ -189,7 +189,7 @@ def fixed_trace_file() -> ServeError:
 
 
 def trace_levels(names: Sequence[str]) -> dict[str, Any]:
-    """The change that these levels ask for; names that are none are passed over. Raises ServeError."""
+    """The change to these levels; unknown names are ignored. Raises ServeError."""
     if TRACE_OFF in names:
         if len(names) > 1:
             raise invalid("Expect only one trace level 'OFF' is specified")
@@ -199,7 +199,7 @@ def trace_levels(names: Sequence[str]) -> dict[str, Any]:
 
 
 def trace_number(name: str, text: str, space: str = "") -> dict[str, Any]:
-    """The change that this number asks for, a text as the protocols have it. Raises ServeError."""
+    """The change to this number, a text as in the protocols. Raises ServeError."""
     field, least, most = _TRACE_NUMBERS[name]
     match = _NUMBER.match(text)
     if match is None or len(match[1]) > 20:
@@ -215,5 +215,5 @@ def trace_number(name: str, text: str, space: str = "") -> dict[str, Any]:
 
 
 def cleared_trace(name: str) -> dict[str, Any]:
-    """The change that takes a setting back."""
+    """The change that resets a setting."""
     return {"levels" if name == "trace_level" else _TRACE_NUMBERS[name][0]: None}

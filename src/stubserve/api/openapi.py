@@ -1,7 +1,7 @@
-"""The server's HTTP API as OpenAPI 3.1 has it: a path for each way to ask each model that serves.
+"""The server's HTTP API as OpenAPI 3.1: a path for each way to ask each model that serves.
 
-It is made of the models' configurations when somebody asks, for tools that make clients and forms of it. Bodies are
-described as far as JSON goes: the protocol's binary tensors have no place in a schema, and FP16 and BF16 no JSON.
+It is made from the models' configurations on request, for tools that make clients and forms of it. Only JSON bodies are
+described: a schema has no place for the protocol's binary tensors, and FP16 and BF16 have no JSON.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Where the tensors of a request lie, and where those of its answer go, as its client wants it.
+"""Where a request's tensors lie, and where those of its answer go, as the client wants it.
 
-A tensor of a request lies inside its message, in the body that is in the arena, or it is put there now.
-
-What travels inside a message is kept by the parent's heap until it is answered, and counted nowhere. So of one request
-that is no more than MOST_INLINE, beside tensors that are SMALL_BYTES or less.
+A request's tensor lies inside its message, or in the body in the arena, or is put into the arena now. Tensors inside a
+message stay in the parent's heap until the answer, and no account counts them. So one request may have at most
+MOST_INLINE bytes of them, beside tensors of SMALL_BYTES or less.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from stubserve.memory.blocks import Block, Span
 from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.regions import RegionPlace, RegionSpan
 
-# A tensor of this size is always inside its message.
+# A tensor of up to this size is always inside its message.
 SMALL_BYTES = 1024
 MOST_INLINE = INLINE_BYTES
 
-# What upstream takes a datatype for that is none; what becomes of it depends on where the data is.
+# Upstream's reading of an invalid datatype; the error depends on where the data is.
 INVALID_DATATYPE = DataType(0, "<invalid>", "", 0, None)
 
 Store = Callable[["bytes | memoryview"], Block]
@@ -35,7 +34,7 @@ Store = Callable[["bytes | memoryview"], Block]
 class Slot(NamedTuple):
     """How one output goes into the reply; `classification` is the number of classes, 0 for the tensor itself.
 
-    One that goes into a client's `region` is IN_REGION in place of that, and is not in the reply.
+    An output that goes into a client's `region` is not in the reply: IN_REGION stands in its place.
     """
 
     binary: bool
@@ -47,9 +46,9 @@ IN_REGION = -1
 
 
 class ReplyFormat(NamedTuple):
-    """How the outputs go into the reply: by name in `slots`, or, where that is None, all as `default_binary` says.
+    """How the outputs go into the reply: by name in `slots`, or, if that is None, all as `default_binary` says.
 
-    With `empty_final` a stream is told of the end of its responses even where there is nothing else to say.
+    With `empty_final` a stream gets a final response even if it has no outputs.
     """
 
     slots: dict[str, Slot] | None
@@ -58,43 +57,43 @@ class ReplyFormat(NamedTuple):
 
 
 def regions_of(in_regions: bool, slots: dict[str, Slot] | None) -> dict[str, RegionPlace] | None:
-    """`Request.regions` of a request that wants its outputs so; `in_regions` says that inputs lie in such memory."""
+    """`Request.regions` of a request with these outputs; `in_regions`: some inputs lie in clients' shared memory."""
     regions = {name: slot.region for name, slot in (slots or {}).items() if slot.region is not None}
     return regions if regions or in_regions else None
 
 
 class Placer(Protocol):
-    """Makes the tensors of a request whose body is `size` bytes. Raises ServeError where there is no room."""
+    """Makes the tensors of a request whose body is `size` bytes. Raises ServeError if memory is short."""
 
     size: int
 
     def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
-        """The tensor that the body holds from `at` on."""
+        """A tensor that lies in the body, from `at` on."""
         ...
 
     def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
-        """A tensor of bytes that the body does not hold as they are."""
+        """A tensor of bytes that are not in the body in this form."""
         ...
 
     def in_region(
         self, name: str, datatype: int, shape: Sequence[int], region: str, offset: int, nbytes: int
     ) -> Tensor:
-        """A tensor of bytes that a client has put into its shared memory."""
+        """A tensor of bytes in a client's shared memory."""
         ...
 
     def output_in_region(self, region: str, offset: int, nbytes: int) -> RegionPlace:
-        """Where a client wants an output."""
+        """The place in a client's shared memory for an output."""
         ...
 
     def undo(self) -> None:
-        """Lets go of all of them, so that the request can be read once more."""
+        """Lets go of all tensors, so that the request can be read again."""
         ...
 
 
 class BodyPlacer:
-    """A `Placer` for a body that is here: in the arena or not. It remembers the blocks that the tensors hold.
+    """A `Placer` for a complete body, in the arena or not. It remembers the blocks that the tensors hold.
 
-    `regions` is None where clients may not use shared memory.
+    `regions` is None if clients may not use shared memory.
     """
 
     __slots__ = ("_block", "_body", "_body_offset", "_held", "_inside", "_regions", "_store", "size")
@@ -130,9 +129,9 @@ class BodyPlacer:
         return Tensor(name, datatype, shape, None, self._keep(self._store(data)).whole())
 
     def put_strings(self, name: str, shape: Sequence[int], elements: list[bytes]) -> Tensor:
-        """A tensor of strings: one by one where they go inside the message."""
+        """A tensor of strings; inside the message they are kept as a list."""
         nbytes = places.listed_bytes(elements)
-        # An object for each takes up to 64 bytes more.
+        # Each string object takes up to 64 bytes more.
         weight = max(nbytes, 64 * len(elements))
         if nbytes and (weight <= SMALL_BYTES or self._goes_inside(weight)):
             return Tensor.of_strings(name, shape, elements, nbytes)
@@ -144,7 +143,7 @@ class BodyPlacer:
         self, name: str, datatype: int, shape: Sequence[int], region: str, offset: int, nbytes: int
     ) -> Tensor:
         place = self.output_in_region(region, offset, nbytes)
-        # Strings are looked at before a model gets them, and must not change after that.
+        # Strings are checked before a model gets them, and must not change after that.
         if nbytes <= INLINE_BYTES or (datatype == BYTES and nbytes <= LARGE_BYTES):
             return self.put(name, datatype, shape, place.read())
         return Tensor(name, datatype, shape, None, RegionSpan(place))

@@ -1,4 +1,4 @@
-"""The parameters of a request that mean something to the server, whatever the protocol. All others are the model's."""
+"""The parameters of a request that mean something to the server, for all protocols. All others go to the model."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START
 
 
 class Reserved(NamedTuple):
-    """A reserved parameter: the field of `RequestOptions` that it sets, or a flag of it.
-
-    `types` are those that its value may have, as KServe's gRPC calls them.
-    """
+    """The field of `RequestOptions` that a parameter sets, or a flag of it; `types` are those of KServe's gRPC."""
 
     option: str
     types: tuple[str, ...]
     flag: int = 0
 
     def put(self, options: dict[str, Any], value: Any) -> None:
-        """Puts its value among the options that have been read."""
+        """Adds its value to the options read so far."""
         if self.flag:
             value = options.get(self.option, 0) | (self.flag if value else 0)
         options[self.option] = value

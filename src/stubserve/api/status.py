@@ -1,8 +1,8 @@
 """The data of the status page, as JSON: models, instances and their state, memory by owner, the last errors.
 
-It is made when somebody asks, in steps, as metrics are. How throughput was before somebody looked is not known: totals
-are kept from one question to the next, at most once a second, so a page that is opened again finds what the last one
-saw, and a server that nobody looks at does nothing for it.
+It is made on request, in steps, as metrics are. Totals are kept from one request to the next, at most once a second. So
+throughput before the first request is unknown, a page that is opened again finds the earlier totals, and a server whose
+page nobody opens does no work for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SPACING_S = 1.0
 
 
 class ServerStatus:
-    """The status of one server. `models()` are all that it knows of."""
+    """The status of one server. `models()` are all its models."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ServerStatus:
         self._history: deque[tuple[float, int, int, int, int]] = deque(maxlen=_SAMPLES)
 
     def json(self) -> LongWork[bytes]:
-        """The status of this moment."""
+        """The current status."""
         now = time.time()
         rows: list[dict[str, Any]] = []
         for entry in tuple(self._models()):

@@ -1,14 +1,14 @@
-"""Bearer tokens (RFC 6750) out of a file, and the APIs that each token is good for.
+"""Bearer tokens (RFC 6750) from a file, and the APIs that each token is good for.
 
-A line of the file is a token, or `sha256:` and the hexadecimal digest of one, so that the file has no secret in it.
-Behind it may stand the kinds of APIs that it is good for, separated by commas; without them it is good for all. Empty
-lines and lines that begin with `#` say nothing.
+A line of the file is a token, or `sha256:` and the hexadecimal digest of one, so that the file contains no secret.
+Behind it may stand the kinds of APIs for which the token is good, separated by commas; without them it is good for all.
+Empty lines and lines that begin with `#` are ignored.
 
-The file is read again when it changes. A new one that cannot be read changes nothing but the log: a mistake in it must
+The file is read again when it changes. If the new file cannot be read, only the log says so: a mistake in it must
 neither let anybody in nor shut everybody out.
 
-What a client sends is hashed, and its digest compared with all that are known, each in constant time; so the time that
-an answer takes tells nothing of a token. A token that was right is remembered for the next request.
+A client's token is hashed, and its digest compared with all known digests, each in constant time. So the time of an
+answer tells nothing about a token. A correct token is remembered for the next request.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = logging.getLogger("stubserve.server")
 _DIGEST = "sha256:"
 # RFC 6750, §2.1
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
-# Longer ones are not looked at.
+# Longer tokens are not looked at.
 _MAX_BYTES = 4096
-# Fewer characters can be guessed by trying.
+# A token with fewer characters could be guessed by trying.
 _MIN_LENGTH = 16
 
 Kinds = frozenset[str]
@@ -40,24 +40,21 @@ class TokenFileError(Exception):
 
 
 class Tokens:
-    """The tokens of a file. `kinds` are all kinds of APIs there are. `epoch` grows when the file is read again.
-
-    Raises TokenFileError.
-    """
+    """The tokens of a file. `kinds` are all kinds of APIs; `epoch` grows with each reading. Raises TokenFileError."""
 
     def __init__(self, path: Path, kinds: Kinds) -> None:
         self._path = path
         self._kinds = kinds
         self.epoch = 1
-        # How often it has changed and could not be used
+        # How often the file has changed and could not be used
         self.failures = 0
         self._file = ChangingFiles([str(path)])
         self._digests = read_tokens(path, kinds)
-        # The tokens that were right
+        # The tokens that were correct
         self._right: dict[bytes, Kinds] = {}
 
     def look(self) -> None:
-        """Reads the file again where it has changed."""
+        """Reads the file again if it has changed."""
         if not self._file.changed():
             return
         try:
@@ -71,7 +68,7 @@ class Tokens:
         log.info("read %s again: %d tokens", self._path, len(self._digests))
 
     def kinds_of(self, authorization: bytes) -> Kinds | None:
-        """What the value of an Authorization header is good for; None where it has no token that is known."""
+        """The kinds for which an Authorization header's value is good; None without a known token."""
         token = token_of(authorization)
         if token is None:
             return None
@@ -88,7 +85,7 @@ class Tokens:
 
 
 def token_of(authorization: bytes) -> bytes | None:
-    """The token in the value of an Authorization header, however the rest is spelled; None where there is none."""
+    """The token in an Authorization header's value, however the rest is spelled; None without a token."""
     scheme, _, token = authorization.partition(b" ")
     if scheme.lower() != b"bearer" or len(token) > _MAX_BYTES:
         return None
@@ -96,7 +93,7 @@ def token_of(authorization: bytes) -> bytes | None:
 
 
 def read_tokens(path: Path, kinds: Kinds) -> dict[bytes, Kinds]:
-    """What each token is good for, by its digest. Raises TokenFileError."""
+    """The kinds for each token, by the token's digest. Raises TokenFileError."""
     try:
         text = path.read_text()
     except (OSError, ValueError) as error:
@@ -127,7 +124,7 @@ def read_tokens(path: Path, kinds: Kinds) -> dict[bytes, Kinds]:
 
 
 def _digest(word: str) -> bytes | None:
-    """The digest of a token as it stands in the file; None where it is none."""
+    """The digest of a token as written in the file; None for an invalid word."""
     if word.startswith(_DIGEST):
         digits = word[len(_DIGEST) :]
         right = len(digits) == 2 * hashlib.sha256().digest_size and all(digit in string.hexdigits for digit in digits)

@@ -1,4 +1,1 @@
-"""What is wrong with a repository, found without serving it.
-
-`repository` makes the checks of a load, and refuses the same things in the same words.
-"""
+"""Finds what is wrong with a repository without serving it: by the checks of a load, with the same texts."""

@@ -1,8 +1,8 @@
-"""What can be said of models that a backend loads out of a file, without loading them: one check for each backend.
+"""The checks of model files that a backend loads, without loading them: one check for each backend.
 
-Of an ONNX file the inputs and outputs that it declares are compared with the configuration. onnxruntime knows more once
-it has loaded the file, as it infers shapes. So an output's dimension that the file leaves open is taken to be what the
-configuration says; what is told here, a load would refuse as well.
+The inputs and outputs that an ONNX file declares are compared with the configuration. After loading, onnxruntime knows
+more, because it infers shapes. So a dimension of an output that the file leaves open is taken from the configuration,
+and every problem reported here would also fail a load.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _ELEMENTS = {
     10: "FP16", 11: "FP64", 12: "UINT32", 13: "UINT64", 16: "BF16",
 }  # fmt: skip
 
-# From this version of the format on a request may replace weights that are inputs, too.
+# From this version of the format on a request may also replace weights that are inputs.
 _REPLACEABLE_FROM = 4
 
 
 class _Undeclared(Exception):
-    """The file does not say enough, or something that only onnxruntime can judge."""
+    """The file does not say enough, or has something that only onnxruntime can judge."""
 
 
 def declared(path: Path, config: Mapping[str, Any]) -> Contract | None:
-    """What the file says of its tensors, None where it cannot be told without loading it."""
+    """The tensors that the file declares; None if that is unknown before loading it."""
     try:
         with path.open("rb") as file:
-            # It is unmapped with the last view.
+            # The map ends with its last view.
             return _contract(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), config)
     except (_Undeclared, CutOff, ValueError, TypeError, KeyError, OSError):
         return None
@@ -81,7 +81,7 @@ def _contract(model: memoryview, config: Mapping[str, Any]) -> Contract:
 
 
 def _info(name: str, kind: bytes, expected: list[int] | None = None) -> TensorInfo:
-    """One tensor; open dimensions of an output are those that are `expected`."""
+    """One tensor; open dimensions of an output are taken from `expected`."""
     tensor = dict(fields(memoryview(kind))).get(_TYPE_TENSOR)
     parts = dict(fields(tensor)) if tensor is not None else {}
     if parts.get(_TENSOR_ELEMENT) not in _ELEMENTS or (_TENSOR_SHAPE not in parts and expected is None):
@@ -103,19 +103,19 @@ def _text(value: Any) -> str:
 
 
 class FileProblem(NamedTuple):
-    """`file` is what to look at. A warning does not keep the model from being served."""
+    """`file` is the file to look at. A warning does not keep the model from being served."""
 
     file: Path
     text: str
     is_warning: bool = False
 
 
-# Whether an accelerator is installed is known where the model runs.
+# Only the machine that runs the model knows whether an accelerator is installed.
 _ALL_PROVIDERS = ("CPUExecutionProvider", "OpenVINOExecutionProvider")
 
 
 def onnx_problems(config: Any, version_dir: Path) -> Iterator[FileProblem]:
-    """What is wrong with the ONNX file of a version, as far as it and the configuration tell."""
+    """What is wrong with the ONNX file of a version, as far as the file and the configuration show it."""
     path = find_file(str(version_dir), config.default_model_filename)
     if not Path(path).is_file():
         yield FileProblem(version_dir, f"unable to find '{path}' for model '{config.name}'")
@@ -131,12 +131,12 @@ def onnx_problems(config: Any, version_dir: Path) -> Iterator[FileProblem]:
 
 
 def onnx_options(config: dict[str, Any]) -> object:
-    """The backend's options, as JSON has the configuration. Raises Refusal."""
+    """The backend's options in the configuration, given as JSON has it. Raises Refusal."""
     return options_of(config, {}, _ALL_PROVIDERS)
 
 
 def torch_problems(config: Any, version_dir: Path) -> Iterator[FileProblem]:
-    """What is wrong with the PyTorch file of a version, as far as it and the configuration tell."""
+    """What is wrong with the PyTorch file of a version, as far as the file and the configuration show it."""
     path = str(version_dir)
     try:
         path = torch_file.find(path, to_json_dict(config))
@@ -155,10 +155,10 @@ def torch_problems(config: Any, version_dir: Path) -> Iterator[FileProblem]:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """The check of one backend. `package` is what it imports, `extra` what `pip install stubserve[extra]` calls that.
+    """The check of one backend. `package` is its package, `extra` the name for that in `pip install stubserve[extra]`.
 
-    `read_options` raises the Refusal of a configuration that the backend would not take, given as JSON has it;
-    `file_problems` says what is wrong with the file in a version's folder.
+    `read_options` raises Refusal for a configuration that the backend would not take, given as JSON has it;
+    `file_problems` finds what is wrong with the file in a version's folder.
     """
 
     package: str
@@ -167,10 +167,7 @@ class FileCheck:
     file_problems: Callable[[Any, Path], Iterator[FileProblem]]
 
     def problems(self, config: Any) -> Iterator[str]:
-        """What the backend would refuse of the configuration, and how to get the package that it lacks.
-
-        A model with an environment of its own may have the package there.
-        """
+        """What the backend would refuse in the configuration; or a missing package if the model has no environment."""
         try:
             self.read_options(to_json_dict(config))
         except Refusal as refusal:

@@ -24,9 +24,9 @@ _ARENA_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found, and `rows` that say it to people. `environment` is its folder, empty for the server's own.
+    """The findings, and `rows` that show them to people. `environment` is its folder, empty for the server's own.
 
-    `file` is None for a backend that is built in and needs none; `methods` are those of the contract.
+    `file` is None for a built-in backend, which needs none; `methods` are those of the contract.
     """
 
     backend: str
@@ -39,7 +39,7 @@ class Finding:
 async def inspect(path: Path, backend_directory: Path, environment_cache: Path | None = None) -> Finding:
     """Imports the newest version of the model in the folder `path`, which is absolute and without links.
 
-    Raises ServeError with what would fail its load.
+    Raises ServeError with the error that would fail its load.
     """
     check_model_name(path.name)
     folder = ModelFolder(path.name, path, path.parent)

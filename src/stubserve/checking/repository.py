@@ -1,7 +1,7 @@
 """Everything that is wrong with a repository, found without starting a process of it.
 
-The checks are those that a load makes, in the load's own words; where a load stops at the first error, this goes on.
-What only a running model can tell (imports, `initialize`) stays unknown; `stubserve env check` tells some of it.
+The checks are those of a load, with its texts; but a load stops at the first error, and this goes on. Only a running
+model shows the rest (imports, `initialize`); `stubserve env check` finds some of it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from stubserve.serving.warm_up_samples import sample_problems
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to put right. `file` is what to open, or the folder that it is about; `line` is 0 where it has none.
+    """One thing to put right. `file` is the file to open, or the folder with the problem; `line` is 0 if there is none.
 
     A warning does not keep a model from being served.
     """
@@ -68,7 +68,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Report:
-    """The models that were looked at, and what is wrong."""
+    """The models that were checked, and their problems."""
 
     models: tuple[str, ...]
     problems: tuple[Problem, ...]
@@ -79,10 +79,7 @@ class Report:
 
 
 def check_repositories(repositories: Sequence[Path], backend_directory: Path, gpu_to_cpu: bool = False) -> Report:
-    """Checks all models of all repositories, `gpu_to_cpu` as `serve --gpu-fallback=cpu` would serve them.
-
-    Raises ServeError if a repository cannot be read.
-    """
+    """Checks all models, `gpu_to_cpu` as `serve --gpu-fallback=cpu` does. Raises ServeError for a bad repository."""
     found: list[Problem] = []
     with _log_as_problems("", repositories[0], found):
         folders = survey(repositories).models
@@ -103,9 +100,9 @@ class _Check:
         self._file = folder.path / CONFIG_FILE
         self._reading = Reading(ModelConfig(), None)
         self._found: list[Problem] = []
-        # Not so a backend that needs no packages, for which environments mean nothing
+        # False for a backend that needs no packages, for which environments mean nothing
         self._in_environment = True
-        # Whether the backend comes with an environment for models that name none
+        # Whether the backend has an environment for models that name none
         self._brings_environment = False
 
     def run(self) -> list[Problem]:
@@ -124,7 +121,7 @@ class _Check:
         files = self._programs(config)
         may_grow = any(completes_config(file) for file in files)
         for wrong in problems(config):
-            # What auto_complete_config may still fill in is not wrong yet.
+            # A field that auto_complete_config may still fill in is not wrong yet.
             if not (may_grow and wrong.path[:1] in (("input",), ("output",)) and "must specify" in wrong.message):
                 self._add(wrong)
         for file in files:
@@ -137,14 +134,14 @@ class _Check:
         if config.platform == ENSEMBLE_PLATFORM:
             self._steps(config)
         elif not self._errors():
-            # These build on a configuration that is right so far.
+            # These checks need a configuration that is right so far.
             self._attempt(create_scheduler, config)
             with _log_as_problems(self._folder.name, self._file, self._found):
                 for wrong in initial_state_problems(config, self._folder.path):
                     self._add(wrong)
             self._attempt(threads_per_instance, config, 1, os.environ)
             self._attempt(execute_timeout, config, 0.0)
-            # What a model may still complete is not there to compare with.
+            # Inputs that a model may still complete cannot be compared.
             if config.input and not may_grow:
                 for wrong in sample_problems(config, Signature(config.name, 1, config), self._folder.path):
                     self._add(wrong)
@@ -156,7 +153,7 @@ class _Check:
         return self._found
 
     def _read(self) -> bool:
-        """Reads config.pbtxt; whether there is enough of it to go on."""
+        """Reads config.pbtxt; whether enough of it is readable to go on."""
         try:
             text = decode_text(self._file.read_bytes())
         except FileNotFoundError:
@@ -173,7 +170,6 @@ class _Check:
         return self._reading.complete
 
     def _programs(self, config: Any) -> list[Path]:
-        """The files that the stubs of each version would import."""
         versions = self._versions(config)
         if config.platform == ENSEMBLE_PLATFORM:
             return []
@@ -182,7 +178,7 @@ class _Check:
         for version in versions:
             program = self._attempt(locate_program, config, self._folder.path, version, self._backend_directory)
             if program is None:
-                break  # the other versions would only say the same
+                break  # the other versions would only repeat it
             self._in_environment = program.backend in IN_ENVIRONMENTS
             self._brings_environment = program.default_environment is not None
             if program.file is not None:
@@ -194,7 +190,7 @@ class _Check:
             return self._attempt(available_versions, self._folder, config) or []
 
     def _files(self, config: Any, check: FileCheck) -> None:
-        """What a backend would refuse; with folders that cannot be looked at, `_versions` has said so."""
+        """What a backend would refuse. `_versions` has reported folders that cannot be read."""
         for text in check.problems(config):
             self._note(self._file, text)
         try:
@@ -248,12 +244,12 @@ class _Check:
                     self._add(wrong)
 
     def _versions_on_disk(self, step: Any) -> Collection[int]:
-        """The versions of a step's model that would be served; the step's own where that cannot be told."""
+        """The versions of a step's model that would be served; the step's own version if that is unknown."""
         folder = self._models.get(step.model_name)
         if folder is None:
             return (step.model_version,)
         try:
-            # What is odd about its versions is told with that model
+            # Odd versions are reported with that model
             with _log_as_problems(folder.name, folder.path, []):
                 return available_versions(
                     folder, normalise(read_config(folder) or ModelConfig(), folder.name, folder.path)
@@ -262,21 +258,21 @@ class _Check:
             return (step.model_version,)
 
     def _config_on_disk(self, name: str) -> Any:
-        """Another model's configuration; None where there is none, or the model may still complete it."""
+        """Another model's configuration; None if there is none, or the model may still complete it."""
         folder = self._models.get(name)
         if folder is None:
             return None
         try:
             config = read_config(folder)
         except ServeError:
-            return None  # told with that model
+            return None  # reported with that model
         if config is None or any(completes_config(file) for file in folder.path.glob("*/*.py")):
             return None
         config.name = name
         return config
 
     def _attempt(self, check: Any, *arguments: Any) -> Any:
-        """What a check returns; None when it refuses, with its error noted."""
+        """The result of a check; None if it refuses, with its error noted."""
         try:
             return check(*arguments)
         except ServeError as error:

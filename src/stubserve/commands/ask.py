@@ -1,4 +1,4 @@
-"""`stubserve ask MODEL NAME=VALUE...`: asks a model that a server serves, or says what the model takes."""
+"""`stubserve ask MODEL NAME=VALUE...`: asks a model that a server serves, or shows the model's inputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stubserve.commands.question import (
     shown,
 )
 
-# Of more elements than these the middle is not shown, and of a text with more characters neither.
+# Longer arrays and texts are shown without their middle: elements, characters
 _ELEMENTS = 60
 _CHARACTERS = 400
 
@@ -38,7 +38,7 @@ Arrays = list[tuple[str, str, Any]]
 
 
 class NoAnswer(Exception):
-    """There is no answer; the text says why. `status` is that of HTTP, 0 without one."""
+    """There is no answer; the text says why. `status` is HTTP's, 0 without one."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -77,7 +77,7 @@ class _Server:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     def open(self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Any:
-        """The answer, not read yet. Raises NoAnswer."""
+        """The answer, not yet read. Raises NoAnswer."""
         try:
             if not self.url.startswith(("http://", "https://")):
                 raise ValueError("it begins with neither http:// nor https://")
@@ -104,7 +104,7 @@ class _Server:
 def _refusal(error: urllib.error.HTTPError, url: str) -> str:
     try:
         with error:
-            # An event where a stream was asked for
+            # An event, if a stream was asked for
             return str(json.loads(error.read().removeprefix(b"data:"))["error"])
     except (ValueError, LookupError, TypeError, OSError):
         return f"what answers at {url} is no inference server: {error}"
@@ -123,7 +123,7 @@ def _ask(server: _Server, options: argparse.Namespace) -> None:
     try:
         config = server.document(f"{path}/config")
     except NoAnswer:
-        # An extension of the protocol, for which the token may not be good
+        # The configuration is an extension of the protocol, for which the token may not be good.
         config = {}
     inputs = inputs_of(metadata, config)
     if not options.inputs:
@@ -153,7 +153,7 @@ def _ask(server: _Server, options: argparse.Namespace) -> None:
 
 
 def _unknown(server: _Server, model: str) -> NoAnswer | None:
-    """What is said of a model that the server has not; None if it has it, or does not say what it has."""
+    """The error for a model that the server does not have; None if it has it, or does not list its models."""
     try:
         states = {one["name"]: one for one in server.document("/v2/repository/index", b"{}")}
     except NoAnswer:
@@ -167,7 +167,7 @@ def _unknown(server: _Server, model: str) -> NoAnswer | None:
 
 
 def _describe(metadata: dict[str, Any], config: dict[str, Any], inputs: list[ModelInput], url: str | None) -> None:
-    """What a model takes and gives, and a command line to copy."""
+    """Prints a model's inputs and outputs, and a command line to copy."""
     print(f"{metadata['name']} takes")
     for wanted in inputs:
         print(f"  {wanted}")
@@ -179,7 +179,7 @@ def _describe(metadata: dict[str, Any], config: dict[str, Any], inputs: list[Mod
     print(f"\n{command_line(metadata['name'], inputs, url or '')}")
 
 
-# The usual way: tensors in the protocol's binary form, which has all types and all texts
+# The usual way: tensors in the protocol's binary form, which has all types and texts
 
 
 def _inferred(server: _Server, path: str, tensors: list[InputTensor]) -> tuple[dict[str, Any], Arrays]:
@@ -251,7 +251,7 @@ def _decoded(element: Any) -> str:
 
 
 def _text(array: Any) -> str:
-    """An array for people; what is long is cut in the middle."""
+    """An array for people; a long array is cut in the middle."""
     width = shutil.get_terminal_size().columns
     with np.printoptions(threshold=_ELEMENTS, linewidth=width, formatter={"object": _element}):
         return np.array2string(array, separator=", ")
@@ -265,7 +265,7 @@ def _element(element: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """A text that cannot command the terminal."""
+    """The text with escapes for characters that could command the terminal."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
@@ -294,7 +294,7 @@ def _streamed(server: _Server, path: str, tensors: list[InputTensor]) -> Iterato
 
 
 def _value(tensor: InputTensor) -> Any:
-    """A tensor as `generate` takes it: one element, a flat list where that says all, else lists in lists."""
+    """A tensor as `generate` takes it: one element, a flat list if the shape follows from it, else nested lists."""
     why = ""
     array = tensor.array
     if tensor.datatype in ("FP16", "BF16"):

@@ -20,7 +20,7 @@ from stubserve.settings.groups import DEFAULT_BACKEND_DIRECTORY
 
 
 def run(words: Sequence[str]) -> int:
-    """Prints what is wrong; 1 if a model could not be served because of it, else 0."""
+    """Prints the problems; 1 if one keeps a model from being served, else 0."""
     parser = argparse.ArgumentParser(
         prog="stubserve check",
         description="Checks every model of a repository without serving it: configuration, versions, files, model.py. "
@@ -45,7 +45,7 @@ def run(words: Sequence[str]) -> int:
     )
     options = parser.parse_args(words)
     with ExitStack() as links:
-        # What `serve` takes for a repository, or for one model
+        # Repositories, or single models, as `serve` takes them
         repositories = [servable(path, links) for path in options.repositories]
         for repository in repositories:
             if not repository.is_dir():

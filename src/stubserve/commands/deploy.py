@@ -1,4 +1,4 @@
-"""`stubserve deploy NAME`: the files with which a server is run and watched elsewhere."""
+"""`stubserve deploy NAME`: the files for running and watching a server elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _FILES = Path(__file__).parents[1] / "deploy"
-# What there is, each in a folder of its name
 NAMES = {
     "systemd": "a unit for one machine",
     "logrotate": "a rotation of the log where it goes to a file",
@@ -18,7 +17,7 @@ NAMES = {
     "prometheus": "a configuration that scrapes a server, and alerts",
     "grafana": "a dashboard",
 }
-# Their files can be one: manifests one after the other, for `kubectl apply -f -`.
+# Their files can be joined: manifests one after the other, for `kubectl apply -f -`.
 _JOINED = ("kubernetes", "kserve")
 
 

@@ -25,7 +25,7 @@ _NO_CONFIG = 'backend: "python"\n'
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs one of the two; the exit code."""
+    """Runs one of the two; returns the exit code."""
     parser = argparse.ArgumentParser(prog="stubserve env", description="Environments of models.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="build | check")
     building = commands.add_parser(
@@ -69,7 +69,7 @@ def _build(model: Path, requirements: Path | None, name: str, python: str, insta
         return _fail(f"there is no {requirements}. List the model's packages there, one a line.")
     config = model / CONFIG_FILE
     try:
-        # Before the long work, so that a configuration that cannot be changed is known at once.
+        # Before the long work, so that a configuration that cannot be changed is reported at once.
         changed = _with_environment(config, f"$$TRITON_MODEL_DIRECTORY/{name}")
         build(requirements, model / name, python, installer, lambda text: say(text, markup=False))
     except (BuildFailed, ServeError) as error:
@@ -82,9 +82,9 @@ def _build(model: Path, requirements: Path | None, name: str, python: str, insta
 
 
 def _with_environment(file: Path, value: str) -> str:
-    """The text of config.pbtxt with the parameter set and everything else as it was. Raises ServeError."""
+    """The text of config.pbtxt with the parameter set and nothing else changed. Raises ServeError."""
     try:
-        # Not as text, whose line ends would become this system's
+        # Bytes, because reading as text would change the line ends
         text = file.read_bytes().decode() if file.exists() else _NO_CONFIG
     except UnicodeDecodeError as error:
         raise internal(f"{file} cannot be changed: no UTF-8 at byte {error.start}") from None

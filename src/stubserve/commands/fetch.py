@@ -1,4 +1,4 @@
-"""`stubserve fetch REPOSITORY...`: model files out of packages, where the models of a repository list some."""
+"""`stubserve fetch REPOSITORY...`: gets the model files that models list from packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stubserve.repository.model_files import LIST, FetchFailed, fetch, read_list
 
 
 def run(words: Sequence[str]) -> int:
-    """Fetches what is missing; 1 if something cannot be had, else 0."""
+    """Fetches the missing files; 1 if one cannot be had, else 0."""
     parser = argparse.ArgumentParser(
         prog="stubserve fetch",
         description=f"Takes the files that models list in {LIST} out of their packages' wheels, without installing the "

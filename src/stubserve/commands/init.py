@@ -1,4 +1,4 @@
-"""`stubserve init NAME`: a model's folder to begin with, with a client and a test that work as they are."""
+"""`stubserve init NAME`: a new model's folder, with a client and a test that work as they are."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def write_model(folder: Path, with_config: bool = True) -> None:
-    """Writes a new model into `folder`, which must not be there. Raises OSError."""
+    """Writes a new model into `folder`, which must not exist. Raises OSError."""
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(folder)
     contents = {place: (_TEMPLATES / place).read_bytes() for place in _FILES}

@@ -1,4 +1,4 @@
-"""What a model takes, and words of a command line as tensors for it: `X='[1,2,3]'`, `TEXT=hello`, `IMAGE=@page.png`."""
+"""A model's inputs, and words of a command line as tensors for it: `X='[1,2,3]'`, `TEXT=hello`, `IMAGE=@page.png`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BY_NAME
 
-# How many elements the value of an example has at most, and how many where a dimension may have any length
+# The most elements in an example's value; the length of a dimension that may have any
 _EXAMPLE_ELEMENTS = 12
 _EXAMPLE_LENGTH = 3
 DEFAULT_URL = "http://localhost:8000"
@@ -23,11 +23,11 @@ _NPY = b"\x93NUMPY"
 
 
 class WrongInput(Exception):
-    """A word that is no input of the model; the text says what is wanted."""
+    """A word that is no input of the model; the text says what the model expects."""
 
 
 class ModelInput(NamedTuple):
-    """An input of a model, as its metadata have it; `batched`: the first dimension of `shape` counts rows."""
+    """An input of a model, from its metadata; `batched`: the first dimension of `shape` counts rows."""
 
     name: str
     datatype: str
@@ -41,7 +41,7 @@ class ModelInput(NamedTuple):
 
 
 class InputTensor(NamedTuple):
-    """A value for an input: `array` has texts as bytes in an array of objects, BF16 as float32."""
+    """A value for an input: `array` has texts as bytes in an array of objects, and BF16 as float32."""
 
     name: str
     datatype: str
@@ -59,12 +59,12 @@ class InputTensor(NamedTuple):
 
 
 def shown(shape: Sequence[int]) -> str:
-    """A shape as people write it."""
+    """A shape in people's form."""
     return f"[{','.join(map(str, shape))}]"
 
 
 def inputs_of(metadata: dict[str, Any], config: dict[str, Any]) -> list[ModelInput]:
-    """The inputs of a model. Only the configuration, which may be empty, knows batches and what is optional."""
+    """The inputs of a model. Only the configuration, which may be empty, tells about batches and optional inputs."""
     optional = {one["name"] for one in config.get("input", ()) if one.get("optional")}
     batched = int(config.get("max_batch_size", 0)) > 0
     return [
@@ -82,7 +82,7 @@ def command_line(model: str, inputs: Sequence[ModelInput], url: str = "") -> str
 
 
 def curl_line(model: str, inputs: Sequence[ModelInput], url: str) -> str:
-    """The same question as a command of curl's; empty where an input is too large for a line, or has no JSON form."""
+    """The same request as a curl command; empty if an input is too large for a line, or has no JSON form."""
     tensors = []
     for one in inputs:
         if one.optional:
@@ -106,10 +106,10 @@ def _as_word(wanted: ModelInput) -> str:
 
 
 def _example(wanted: ModelInput) -> Any:
-    """An array of values for an input, without the dimension of rows; None where they are too many for a line."""
+    """An array of values for an input, without the dimension of rows; None if there are too many for a line."""
     length = 1 if wanted.datatype == "BYTES" else _EXAMPLE_LENGTH
     shape = wanted.shape[1:] if wanted.batched else wanted.shape
-    # Of several dimensions without a length the last one has more than one element.
+    # Of several dimensions without a length only the last gets more than one element.
     last = max((at for at, size in enumerate(shape) if size == -1), default=-1)
     shape = [size if size != -1 else length if at == last else 1 for at, size in enumerate(shape)]
     count = prod(shape)
@@ -125,7 +125,7 @@ def _example(wanted: ModelInput) -> Any:
 
 
 def read(words: Sequence[str], model: str, inputs: Sequence[ModelInput]) -> list[InputTensor]:
-    """The tensors that words say. Raises WrongInput."""
+    """The tensors from the words. Raises WrongInput."""
     known = {one.name: one for one in inputs}
     listed = f"model '{model}' takes {', '.join(map(str, inputs)) or 'nothing'}"
     found: dict[str, InputTensor] = {}
@@ -161,7 +161,7 @@ def _array(wanted: ModelInput, text: str) -> Any:
 
 
 def _texts(text: str) -> Any:
-    """A plain word is itself; a list in JSON, or a text in its quotes, is what JSON says."""
+    """The strings in a value: a plain word is itself; a JSON list, or a text in quotes, is read as JSON."""
     if text[:1] in ("[", '"'):
         try:
             return json.loads(text)
@@ -193,7 +193,6 @@ def _of_file(wanted: ModelInput, path: Path) -> Any:
 
 
 def _of_elements(wanted: ModelInput, values: Any) -> Any:
-    """Values out of JSON as an array of the input's type."""
     if wanted.datatype == "BYTES":
         kinds: tuple[type, ...] = (str, bytes)
     elif wanted.datatype == "BOOL":
@@ -234,7 +233,7 @@ def _cast(wanted: ModelInput, array: Any, what: str) -> Any:
 
 
 def _in_shape(wanted: ModelInput, array: Any) -> Any:
-    """The array with the dimensions that are left out: that of the batch, and all of a single element."""
+    """The array with the dimensions that the user may leave out: the batch, and all dimensions of a single element."""
     given = array.shape
     missing = len(wanted.shape) - array.ndim
     batch = wanted.batched or wanted.shape[:1] == [-1]
@@ -254,5 +253,4 @@ def _wrong(wanted: ModelInput, why: str) -> WrongInput:
 
 
 def _short(text: str) -> str:
-    """A text of which the middle is left out if it is long."""
     return text if len(text) <= 60 else f"{text[:28]} … {text[-28:]}"

@@ -1,7 +1,7 @@
-"""`stubserve trace FILE`: the traces that an OpenTelemetry collector has received, drawn as trees in text.
+"""`stubserve trace FILE`: draws the traces that an OpenTelemetry collector has received, as trees in text.
 
-FILE has a line of JSON for each export, as the collector's own file exporter writes them (OTLP's JSON form). Each span
-has a bar that shows when it began and ended within its trace.
+FILE has a line of JSON per export, as the collector's file exporter writes them (OTLP's JSON form). The bar of a span
+shows when it began and ended within its trace.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def read_spans(lines: Iterable[str]) -> Iterator[DrawnSpan]:
-    """The spans of exports in OTLP's JSON form."""
+    """The spans in exports in OTLP's JSON form."""
     for line in lines:
         for of_resource in json.loads(line).get("resourceSpans", []):
             for of_scope in of_resource["scopeSpans"]:

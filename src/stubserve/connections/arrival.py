@@ -1,16 +1,16 @@
-"""Messages that are arriving: what they may hold meanwhile, and how long they may take.
+"""Messages that are arriving: the memory that they may hold, and the time that they may take.
 
-A client that announces a large message has sent none of it yet. These rules keep it from taking memory away from
-clients that send, whatever it announces and however slowly it goes on:
+A client that announces a large message has sent none of it yet. With these rules it takes no memory away from clients
+that send, whatever it announces and however slowly it sends:
 
-- Memory is committed as bytes arrive: a little at first, and then ahead of what has arrived by as much as that, at most
-  by MOST_AHEAD. Announced bytes are address space only.
-- A message that is slow yields when memory is short (`slow_clients`).
-- One that arrives at less than a minimum rate, or not within a deadline, is given up in any case.
-- What one connection holds of unfinished messages beside its first is bounded by a share of --shm-limit.
+- Memory is committed as bytes arrive: a little at first, and then ahead of the arrived bytes by as many again, at most
+  by MOST_AHEAD. Announced bytes take only address space.
+- A slow message yields when memory is short (`slow_clients`).
+- A message that arrives at less than a minimum rate, or not within a deadline, is given up in any case.
+- A share of --shm-limit bounds what one connection holds for unfinished messages beside its first.
 
-Costs: for a message whose block is warm (see the stub's `wire.allocator`) one clock reading per read; for others two
-microseconds per step of growth, of which a message of 4 MiB takes eight.
+Costs: one clock reading per read if the message's block is warm (see the stub's `wire.allocator`); for other messages
+two microseconds per step of growth, of which a message of 4 MiB takes eight.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_AHEAD = 1024 * 1024
 
 
 class Arrivals:
-    """All messages of a server that are arriving. `share` is how much one connection may hold of them (bytes)."""
+    """All messages of a server that are arriving. `share` is how much one connection may hold for them (bytes)."""
 
     def __init__(self, memory: Memory, clients: SlowClients, share: int) -> None:
         self.memory = memory
@@ -41,13 +41,13 @@ class Arrivals:
         return ArenaArrival(self, connection, owner, length, start)
 
     def into_heap(self, connection: Hashable, owner: Owner) -> HeapArrival:
-        """A message of a length that is not known."""
+        """A message of unknown length."""
         return HeapArrival(self, connection, owner)
 
-    # For arrivals
+    # Called by arrivals
 
     def hold(self, arrival: Arrival, nbytes: int) -> None:
-        """It is about to hold `nbytes` in all. Raises ServeError (503) where its connection has its share already."""
+        """`arrival` is about to hold `nbytes` in all. Raises ServeError (503) if its connection's share is full."""
         connection = arrival.connection
         before = self._held.get(connection, 0)
         others = before - arrival.held
@@ -61,7 +61,7 @@ class Arrivals:
         self.clients.add(arrival)
 
     def forget(self, arrival: Arrival) -> None:
-        """It is complete, or given up."""
+        """`arrival` is complete, or given up."""
         self.clients.forget(arrival)
         held, arrival.held = arrival.held, 0
         if held:
@@ -86,7 +86,7 @@ class Arrival(Transfer):
 class ArenaArrival(Arrival):
     """A message that the socket writes into the arena: `view` is all of it, at arena offset `offset` in `block`.
 
-    Whoever receives it owns the block's first hold until it says `drop`.
+    Its receiver owns the block's first hold until `drop`.
     """
 
     # `_committed` is how much of `view` may be touched.
@@ -106,7 +106,7 @@ class ArenaArrival(Arrival):
             raise
         finally:
             self.growing = False
-        # A warm block is there as a whole.
+        # A warm block is committed as a whole.
         self._committed = min(committed - start, length)
         self.offset = self.block.offset + start
         self.view = self.block.view[start : start + length]
@@ -117,7 +117,7 @@ class ArenaArrival(Arrival):
 
     @property
     def rest(self) -> memoryview:
-        """Where the next bytes go: not all that is missing, but not empty before the message is complete."""
+        """The place for the next bytes: maybe for a part of those missing, but never empty before the last has come."""
         return self.view[self.moved : self._committed]
 
     @property
@@ -126,7 +126,7 @@ class ArenaArrival(Arrival):
         return self._committed
 
     def add(self, data: memoryview) -> None:
-        """Takes bytes that were received elsewhere. Raises ServeError (503); then the message is to be dropped."""
+        """Takes bytes that were received elsewhere. Raises ServeError (503); the caller must then drop the message."""
         start = self.moved
         end = start + len(data)
         if end > self._committed:
@@ -135,10 +135,7 @@ class ArenaArrival(Arrival):
         self.advance(len(data))
 
     def advance(self, nbytes: int) -> bool:
-        """So many bytes were written into `rest`; whether that was all.
-
-        Raises ServeError (503); then the message is to be dropped.
-        """
+        """`nbytes` were written into `rest`: is the message complete now? After ServeError (503) drop the message."""
         moved = self.moved + nbytes
         if moved == self.length:
             self.moved = moved
@@ -169,10 +166,10 @@ class ArenaArrival(Arrival):
 
 
 class Content:
-    """What is made of a message that has arrived compressed: it is written into the arena piece by piece.
+    """The decompressed content of a message, which is written into the arena piece by piece.
 
-    No more than `most` bytes, which nobody knows before its end: they are address space, of which memory is committed
-    as the content grows. `start` is where in its block it begins. Whoever makes it owns the block until `drop`.
+    Its length is unknown before its end, and is at most `most` bytes: these are address space, in which memory is
+    committed as the content grows. `start` is where in its block it begins. Its maker owns the block until `drop`.
     """
 
     __slots__ = ("_block", "_committed", "_end", "_memory", "_start")
@@ -189,11 +186,11 @@ class Content:
 
     @property
     def offset(self) -> int:
-        """Where in the arena it begins."""
+        """The arena offset at which the content begins."""
         return self._block.offset + self._start
 
     def add(self, piece: bytes) -> None:
-        """Raises ServeError (503) where there is no room for it."""
+        """Raises ServeError (503) if memory is short."""
         end = self._end + len(piece)
         if end > self._block.nbytes:
             raise unavailable(
@@ -205,7 +202,7 @@ class Content:
         self._end = end
 
     def finish(self) -> memoryview:
-        """All of it. Raises ServeError (503)."""
+        """All of the content. Raises ServeError (503)."""
         self._memory.shrink(self._block, self._end)
         return self._block.view[self._start : self._end]
 
@@ -225,7 +222,7 @@ class HeapArrival(Arrival):
         self._share: HeapShare = arrivals.memory.heap.share()
 
     def add(self, data: bytes) -> None:
-        """Takes more of it. Raises ServeError (503); then the message is to be dropped."""
+        """Takes more bytes. Raises ServeError (503); the caller must then drop the message."""
         self._arrivals.hold(self, self.moved + len(data))
         self.growing = True
         try:
@@ -236,13 +233,13 @@ class HeapArrival(Arrival):
         self.has_moved(self.moved + len(data))
 
     def finish(self) -> tuple[bytes, HeapShare]:
-        """All of it, and the share in which it is counted, for its new owner."""
+        """All of the message, and the share in which it is counted, for its new owner."""
         self._arrivals.forget(self)
         data, self._data = bytes(self._data), bytearray()
         return data, self._share
 
     def drop(self) -> None:
-        """Lets go of what has arrived: nobody wants it."""
+        """Lets go of the bytes so far: nobody wants them."""
         self._arrivals.forget(self)
         self._data = bytearray()
         self._share.drop()

@@ -1,8 +1,8 @@
-"""Files that somebody may exchange while the server runs: tokens, certificates.
+"""Files that may be exchanged while the server runs: tokens, certificates.
 
-They are looked at when somebody needs them, once in LOOK_S at most: a look is a system call for each file (2 µs), and a
-server that nobody asks does not wake up for it. What is compared is what a file is (device and inode), its size and its
-time of change, through links, so an exchanged link is seen as well; Kubernetes changes mounted secrets in that way.
+They are looked at when they are needed, at most once in LOOK_S: a look is a system call per file (2 µs), and an idle
+server does not wake up for it. A look compares the file's identity (device and inode), size and time of change, through
+links. So an exchanged link is seen as well; Kubernetes changes mounted secrets in that way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _Look = tuple[int, ...] | None
 
 
 class ChangingFiles:
-    """Some files that belong together. One that is not there is as it is: it may come."""
+    """Some files that belong together. A missing file counts as a state of its own: it may come."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
@@ -25,7 +25,7 @@ class ChangingFiles:
         self._next_look = monotonic() + LOOK_S
 
     def changed(self) -> bool:
-        """Whether one is another now than at the last look; False without a look where the last one was just now."""
+        """Whether a file has changed since the last look; False without a look if the last was just now."""
         now = monotonic()
         if now < self._next_look:
             return False

@@ -1,20 +1,17 @@
-"""Sockets that listen, what to do when one cannot, and the order in which new connections come in.
-
-Those that have asked something come in first.
+"""Sockets that listen, and the order in which new connections come in: first those that have sent a request.
 
 uvloop accepts one connection in each pass of the event loop, in the order in which they came. So a health probe waited
-for seconds behind a few thousand connections that say nothing. Accepting many at once would make connected clients
-wait, because a connection's transport and protocol take 0.1 ms to make.
+for seconds behind a few thousand silent connections. Accepting many at once would make connected clients wait, because
+making a connection's transport and protocol takes 0.1 ms.
 
-So the two are done apart. Connections are accepted many at a time, which takes 10 µs each, and stay bare sockets. In
-each pass of the loop that does no other long work (`inference.long_work`) the oldest of them comes in. Before them come
-those with the head of a request, or with what will never be one, some in each pass: a look at what a connection has
-sent takes 3 µs. A quiet client waits, and costs nothing but a descriptor. A client that goes away in the middle of a
-head is let go at once: where the loop gets little of a core, turns are few, and clients that had gone kept a thousand
-descriptors.
+So the two steps are apart. Connections are accepted many at a time, which takes 10 µs each, and stay bare sockets. In
+each pass of the loop that does no other long work (`inference.long_work`) the oldest of them comes in. Some in each
+pass come in earlier: those with the head of a request, or with bytes that can never be one; a look at the bytes takes 3
+µs. A silent client waits, and costs only a descriptor. A client that goes away in the middle of a head is let go at
+once: on a busy core turns are few, and clients that had gone kept a thousand descriptors.
 
 The system hands connections out in their order, so a probe behind thousands waits until all of these are accepted. A
-pass may spend a millisecond on that, and asks the system for little: only the first few are looked at right away.
+pass may spend a millisecond on accepting, with few system calls: only the first few are looked at right away.
 """
 
 from __future__ import annotations
@@ -34,22 +31,21 @@ from stubserve.inference.long_work import Offload
 
 log = logging.getLogger("stubserve.server")
 
-# How many connections may wait to be accepted. Whoever serves a listener sets it again.
+# How many connections may wait to be accepted. The server of a listener sets it again.
 BACKLOG = 2048
-# How long connections are accepted in one pass of the loop, and how many come in at once of those that have asked.
+# Seconds of accepting in one pass of the loop, and how many that have sent a request come in per pass
 _ACCEPT_S = 0.001
 _AT_ONCE = 4
-# What is looked at of a request's head.
+# The part of a request's head that is looked at
 _HEAD_BYTES = 2048
-# How long nobody is accepted where the system has no more descriptors.
+# Seconds without accepting when the system has no more descriptors
 _PAUSE_S = 0.1
 
 
 def listen(address: str, port: int, shared: bool = False) -> socket.socket:
-    """A listening socket. Raises OSError.
+    """A listening socket; a `shared` one is only bound, and its server makes it listen. Raises OSError.
 
-    Of a port that is `shared` with other servers the system gives connections to all that listen. So such a socket is
-    bound only; whoever serves it has it listen.
+    The system gives the connections of a shared port to all servers that listen.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -81,11 +77,10 @@ def explained(error: OSError, protocol: str) -> str:
 
 
 class Acceptor:
-    """One listening socket's, on the running loop. `make` makes the protocol of a connection that comes in.
+    """Accepts for one listening socket, on the running loop. `make` makes the protocol of a connection that comes in.
 
-    `asks` tells of the first bytes of a connection whether there is something to be done for it already; the
-    beginning of a handshake of `tls` is such. A client has HANDSHAKE_S for its part of that; where it fails the
-    connection is closed.
+    `asks` tells from a connection's first bytes whether it has work for the server already; with `tls` the beginning of
+    a handshake is work. A client has HANDSHAKE_S for its part of the handshake; if it fails the connection is closed.
     """
 
     def __init__(
@@ -102,21 +97,20 @@ class Acceptor:
         self._make = make
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        # Those outside, in their order, by their descriptors
+        # Accepted connections that have not come in, in order, by descriptor
         self._outside: dict[int, socket.socket] = {}
         self._turn_is_due = False
         self._spoken = select.epoll()
-        # Those that are on their way in
         self._coming: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
-        # Whether the system has refused the last one
+        # Whether the system refused the last accept
         self._refused = False
         listener.setblocking(False)
         self._loop.add_reader(self._spoken.fileno(), self._listen_to_them)
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """No connection comes in any more; those outside are turned away."""
+        """No connection comes in any more; those outside are closed."""
         if self._spoken.closed:
             return
         if self._retry is not None:
@@ -128,12 +122,12 @@ class Acceptor:
             client.close()
         self._outside.clear()
         if self._tls is not None:
-            # They are in the middle of a handshake, which may take as long as the client likes.
+            # In the middle of a handshake, which may take as long as the client likes.
             for coming in self._coming:
                 coming.cancel()
 
     async def wait_closed(self) -> None:
-        """Until all that were on their way are in."""
+        """Waits until all connections that were coming in are in."""
         while self._coming:
             await asyncio.wait(self._coming)
 
@@ -146,7 +140,7 @@ class Acceptor:
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:
-                continue  # it has gone again
+                continue  # the client has gone again
             except OSError as error:
                 if not self._refused:
                     self._refused = True
@@ -168,7 +162,7 @@ class Acceptor:
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _listen_to_them(self) -> None:
-        """Some of those outside have said something."""
+        """Some connections outside have sent something."""
         end = perf_counter() + _ACCEPT_S
         left = _AT_ONCE
         while left and perf_counter() < end:
@@ -182,7 +176,7 @@ class Acceptor:
                 elif events & select.EPOLLRDHUP:
                     self._take(descriptor).close()
                 else:
-                    # It is looked at again when it goes. What it says meanwhile waits for its turn.
+                    # Looked at again when the client goes. Other bytes wait for the connection's turn.
                     self._spoken.modify(descriptor, select.EPOLLRDHUP | select.EPOLLONESHOT)
 
     def _has_asked(self, client: socket.socket) -> bool:
@@ -191,7 +185,7 @@ class Acceptor:
         except BlockingIOError:
             return False
         except OSError:
-            return True  # it has gone, which is soon done with
+            return True  # the client has gone, and letting it in takes little
         return len(beginning) in (0, _HEAD_BYTES) or self._asks(beginning)
 
     def _wait_outside(self, client: socket.socket) -> None:
@@ -206,7 +200,7 @@ class Acceptor:
         return self._outside.pop(descriptor)
 
     def _next(self) -> None:
-        """The turn of those outside."""
+        """The turn of the connections outside."""
         self._turn_is_due = False
         if self._outside:
             self._let_in(self._take(next(iter(self._outside))))
@@ -220,7 +214,7 @@ class Acceptor:
         coming.add_done_callback(self._coming.discard)
 
     async def _come_in(self, client: socket.socket) -> None:
-        """A socket becomes a transport with its protocol, where there is TLS behind a handshake."""
+        """Makes a socket a transport with its protocol; with TLS after a handshake."""
         client.setblocking(False)
         try:
             if self._tls is None:

@@ -1,12 +1,12 @@
-"""The connections that are open: the idle ones among them are closed after a time, when descriptors run out, and at the
-server's end.
+"""The open connections: when idle ones are closed, and how connections end with the server.
 
-Descriptors: a connection's own number tells how many are in use, for the system gives the lowest that is free. The last
-RESERVE below the limit are kept for the server itself (stubs, files, the health answer of a new connection): a
-connection that gets one of these closes idle ones, and where none is idle and the last half of the reserve has begun,
-itself. So the server does not come to the point where it cannot accept.
+Idle connections are closed after a time, and when descriptors run out. A connection's own number tells how many
+descriptors are in use, because the system gives the lowest free number. The last RESERVE below the limit are kept for
+the server itself (stubs, files, the health answer of a new connection). A connection that gets one of these closes idle
+connections; if none is idle and the last half of the reserve is in use, it closes itself. So the server can always
+accept.
 
-At the server's end idle connections stay open, and are served, until the requests are answered that were under way.
+At the server's end idle connections stay open, and are served, until the requests under way are answered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stubserve.connections.slow_clients import SlowClients
 log = logging.getLogger("stubserve.server")
 
 RESERVE = 64
-# So many idle connections are closed at once, so that not every new one looks at all.
+# So many idle connections are closed at once, so that not every new connection looks at all of them.
 _CLOSED_AT_ONCE = 32
 _LOG_PAUSE_S = 60.0
 _YOUNG_S = 1.0
@@ -33,7 +33,7 @@ class OpenConnection(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is under way on it; the beginning of a request's head is none."""
+        """Whether no request is under way; the beginning of a head is no request."""
 
     @property
     def bytes_received(self) -> int: ...
@@ -41,7 +41,7 @@ class OpenConnection(Protocol):
     def close_idle(self) -> None: ...
 
     def close_after_answer(self) -> None:
-        """No further request is taken."""
+        """Takes no further request."""
 
 
 class _LastUse:
@@ -57,7 +57,7 @@ class _LastUse:
 class OpenConnections:
     """The connections of one protocol. The sweep of `clients` closes those that are idle for too long.
 
-    There may be `most` of them, 0 for as many as there are descriptors.
+    There may be `most` of them; 0: as many as there are descriptors.
     """
 
     def __init__(self, clients: SlowClients, most: int = 0) -> None:
@@ -65,15 +65,14 @@ class OpenConnections:
         self._most = most
         self._open: dict[OpenConnection, _LastUse] = {}
         self._last_log = float("-inf")
-        # At the end: whose requests are waited for
+        # At the end: the connections with requests that are waited for
         self._awaited: set[OpenConnection] = set()
         self._answered = asyncio.Event()
-        # Whether none is open
         self._all_closed = asyncio.Event()
         clients.add_idle_sweep(self.sweep)
 
     def add(self, connection: OpenConnection, descriptor: int) -> bool:
-        """A new connection; False where there is no room or no descriptor for it, and it is to be refused."""
+        """A new connection; False if there is no room or descriptor for it, and it must be refused."""
         if (
             self._most
             and len(self._open) >= self._most
@@ -91,7 +90,7 @@ class OpenConnections:
         return True
 
     def forget(self, connection: OpenConnection) -> None:
-        """It is closed."""
+        """`connection` is closed."""
         self._open.pop(connection, None)
         if not self._open:
             self._all_closed.set()
@@ -101,7 +100,7 @@ class OpenConnections:
                 self._answered.set()
 
     def begin_drain(self) -> None:
-        """The requests that are under way now are those that the end waits for; their connections take no other."""
+        """The end waits for the requests that are under way now; their connections take no other."""
         for connection in self._open:
             if not connection.idle:
                 self._awaited.add(connection)
@@ -117,7 +116,7 @@ class OpenConnections:
                 (connection.close_idle if connection.idle else connection.close_after_answer)()
 
     async def end(self, grace_s: float) -> None:
-        """Has each connection closed that has no request under way, at once or later, and after `grace_s` the rest."""
+        """Has each connection without a request closed, at once or later, and after `grace_s` the rest."""
         for connection in list(self._open):
             connection.close_after_answer()
         if self._open:
@@ -138,19 +137,19 @@ class OpenConnections:
         return bool(self._open)
 
     def _make_room(self, descriptor: int, limit: int) -> bool:
-        """Closes idle connections; whether a new one may stay."""
+        """Closes idle connections; whether a new connection may stay."""
         text = "out of descriptors: %d of %d are in use, %d by connections; %s. Raise the limit (ulimit -n)"
         closed = self._close_idle(_CLOSED_AT_ONCE, text, descriptor, limit, len(self._open))
         return closed or descriptor < limit - RESERVE // 2
 
     def _close_idle(self, count: int, text: str, *numbers: int) -> bool:
-        """Closes so many idle connections, first those that have never asked anything; whether there were any.
+        """Closes up to `count` idle connections, first those that have never sent a request; whether there were any.
 
-        The log is told now and then: the text with these numbers, and what becomes of new connections.
+        Logs now and then: the text with these numbers, and what happens to new connections.
         """
         idle = [connection for connection in self._open if connection.idle]
         now = monotonic()
-        young = now - _YOUNG_S  # what such a one has sent may not have been read yet
+        young = now - _YOUNG_S  # bytes of such a connection may not have been read yet
 
         def by_use(connection: OpenConnection) -> tuple[bool, float]:
             at = self._open[connection].at

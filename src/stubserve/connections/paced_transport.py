@@ -1,15 +1,15 @@
 """Writing over TLS as fast as the client takes it, and no faster.
 
-uvloop's TLS encrypts whatever it is given at once, into memory of the process: of an answer of 100 MiB the arena's
-memory was free again before the client had any of it, and 100 MiB of the heap were not, which no limit counts. OpenSSL
-keeps its buffer as long as the connection, at the largest size that it ever had. So a connection over TLS has a
-transport that hands on a piece at a time, while what has been encrypted and not been taken is little. What waits is
+uvloop's TLS encrypts at once whatever it is given, into memory of the process. With an answer of 100 MiB the arena's
+memory was free again before the client had any of it, but 100 MiB of the heap were in use, which no limit counts.
+OpenSSL keeps its buffer as long as the connection, at the largest size that it ever had. So a connection over TLS has a
+transport that hands on one piece at a time, and only while few encrypted bytes are not taken yet. The waiting data are
 what was given: views of the arena, held and counted as without TLS.
 
-The end of such a connection does not wait for its client. Each side says that it has sent its last, and uvloop waits
-30 s for a client to say so. A client that keeps a connection for its next request reads nothing meanwhile, so it says
-nothing, and the end of the server waited for it. The protocol lets a side close without that answer. So here a client
-has ANSWER_S, from when it has all that was sent to it.
+The end of such a connection does not wait for its client. In TLS each side announces its last byte, and uvloop waits 30
+s for the client to do so. A client that keeps a connection for its next request reads nothing meanwhile, so it
+announces nothing, and the server's end had to wait. The protocol allows a side to close without that answer. So here a
+client has ANSWER_S, counted from when it has all that was sent to it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any, cast
 
 from stubserve.connections.sent_memory import unacknowledged
 
-# What is encrypted at once. OpenSSL's buffer is then as large for as long as the connection lives; with 256 KiB a
-# connection that had carried 256 KiB there and back kept 600 KiB in place of 330, and was no quicker.
+# Encrypted at once. OpenSSL's buffer keeps this size as long as the connection lives. With 256 KiB a connection that
+# had carried 256 KiB there and back kept 600 KiB instead of 330, and was no quicker.
 _PIECE = 64 * 1024
-# How long a client may take to say that it has sent its last.
+# Seconds for a client to announce its last byte
 ANSWER_S = 1.0
 
 _Data = bytes | bytearray | memoryview
 
 
 class PacedTransport(asyncio.Transport):
-    """Stands for `transport`. What waits here waits because that has paused its protocol."""
+    """Stands for `transport`. Data wait here while `transport` has paused its protocol."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class PacedTransport(asyncio.Transport):
         self._go_on()
 
     def close(self) -> None:
-        """When all has been written."""
+        """Closes when all has been written."""
         self._closes = True
         if not self._waiting:
             self._end()
@@ -75,25 +75,25 @@ class PacedTransport(asyncio.Transport):
         return self._nbytes + self._transport.get_write_buffer_size()
 
     def pause(self) -> None:
-        """The client has not taken what was encrypted."""
+        """The client has not taken the encrypted bytes."""
         self._paused = True
 
     def resume(self) -> bool:
-        """It has; whether nothing waits any more."""
+        """The client has taken the encrypted bytes; whether nothing waits any more."""
         self._paused = False
         self._go_on()
         return not self._paused
 
     def forget(self) -> None:
-        """Nothing of what waits is wanted any more."""
+        """Forgets what waits."""
         self._waiting.clear()
         self._nbytes = 0
 
     def lost(self) -> None:
-        """The connection has gone, and with it its buffers.
+        """The connection has gone: lets go of its transport, whose buffers are half a MiB.
 
-        They are half a MiB. Whoever still knows this transport is part of a circle of objects, which Python's
-        collector finds late, and each of a hundred more connections would have as much until then.
+        Objects that still refer to this transport are in a circle, which Python's collector finds late. Without this,
+        each of a hundred more connections would keep its buffers until then.
         """
         self.forget()
         self._closes = True
@@ -101,7 +101,7 @@ class PacedTransport(asyncio.Transport):
         self._know(gone)
 
     def _know(self, transport: asyncio.Transport) -> None:
-        """Takes what is the transport's own, and often asked for, as it is."""
+        """Takes over the transport's own methods that are often called."""
         self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
         self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
         self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
@@ -133,7 +133,7 @@ class PacedTransport(asyncio.Transport):
 
 
 class _Gone:
-    """In place of a transport that has been closed: takes everything, and does nothing."""
+    """In place of a transport that has been closed: accepts every call, and does nothing."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
@@ -151,9 +151,9 @@ class PacedProtocol(asyncio.BufferedProtocol):
     def __init__(self, protocol: Any) -> None:
         self._protocol = protocol
         self._paced: PacedTransport | None = None
-        # Whether `protocol` has been told to
+        # Whether `protocol` has been told to wait
         self._waits = False
-        # What is read is none of this one's business.
+        # Reading goes straight to `protocol`.
         self.get_buffer = protocol.get_buffer  # type: ignore[method-assign]
         self.buffer_updated = protocol.buffer_updated  # type: ignore[method-assign]
         self.eof_received = protocol.eof_received  # type: ignore[method-assign]
@@ -183,13 +183,13 @@ class PacedProtocol(asyncio.BufferedProtocol):
 
 
 def see_it_closed(transport: asyncio.Transport) -> None:
-    """Sees that a transport ends which has been closed, or will be."""
+    """Makes sure that a transport ends after its close."""
     if transport.get_extra_info("ssl_object") is not None:
         asyncio.get_running_loop().call_later(ANSWER_S / 2, _look, transport, False)
 
 
 def _look(transport: asyncio.Transport, had_all: bool) -> None:
-    """Looks twice: between the two more may be sent, since the first may come before the event loop knows of room."""
+    """Looks twice: more may be sent between, because the first look may come before the loop sees room for it."""
     socket = transport.get_extra_info("socket")
     if socket is None or socket.fileno() < 0:
         return

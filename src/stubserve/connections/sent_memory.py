@@ -16,7 +16,7 @@ import numpy as np
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import HeapShare
 
-# What the kernel may hold of replies to a client on this machine; measured, see docs/performance.md.
+# The most that the kernel may hold of replies to a client on this machine; measured, see docs/performance.md.
 SEND_BUFFER_BYTES = 512 * 1024
 
 
@@ -24,12 +24,12 @@ class SentMemory:
     """Keeps blocks held while a transport still has pieces of them to send.
 
     A transport drops its reference to a buffer when the socket has taken the last byte, or when the connection is
-    closed. `wrap` gives the transport an array over the memory, which any buffer made from it keeps alive, and watches
-    it with a weak reference: when that dies, the block is dropped. No flow-control callback has to be trusted for it.
+    closed. `wrap` gives the transport an array over the memory, and watches it with a weak reference. Any buffer made
+    from the array keeps it alive; when it dies, the block is dropped. So nothing depends on flow-control callbacks.
     """
 
     def __init__(self) -> None:
-        # By the reference's id: arrays have no hash, and so neither have references to them.
+        # By the id of the reference: arrays have no hash, and so neither have references to them.
         self._waiting: dict[int, tuple[weakref.ref[np.ndarray], Sequence[Block | HeapShare]]] = {}
 
     def wrap(self, piece: memoryview, blocks: Sequence[Block]) -> memoryview:
@@ -64,9 +64,9 @@ def stored(store: Callable[[bytes], Block], text: bytes) -> bytes | memoryview:
 def keep_sending_warm(transport: asyncio.Transport) -> None:
     """Bounds what the kernel holds of large replies to a client on this machine.
 
-    Left alone, the kernel lets the send buffer grow to 4 MiB and copies a whole tensor into it before the client has
-    read any of it: by then the bytes have left the cache. A client that is further away needs the room, for there the
-    buffer also bounds what is under way.
+    Otherwise the kernel lets the send buffer grow to 4 MiB and copies a whole tensor into it before the client has read
+    any of it: by then the bytes have left the cache. For a client on another machine the buffer also bounds the bytes
+    under way, so it keeps its size.
     """
     peer = transport.get_extra_info("peername")
     if peer and (peer[0] == "::1" or peer[0].removeprefix("::ffff:").startswith("127.")):
@@ -75,7 +75,7 @@ def keep_sending_warm(transport: asyncio.Transport) -> None:
 
 
 def unsent(transport: asyncio.Transport) -> int:
-    """Bytes that wait for a client: in this process and, where any wait here, in the kernel before them."""
+    """Bytes that wait for a client: in this process and, if any wait here, in the kernel."""
     waiting = transport.get_write_buffer_size()
     if not waiting:
         return 0
@@ -85,5 +85,5 @@ def unsent(transport: asyncio.Transport) -> int:
 
 
 def unacknowledged(descriptor: int) -> int:
-    """Bytes that the kernel has and the client's has not."""
+    """Bytes that the kernel holds and the client's kernel has not received."""
     return int.from_bytes(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)), sys.byteorder)

@@ -1,22 +1,21 @@
-"""Clients that are slow, or have gone without a word: one sweep looks at all of them, with one timer.
+"""Clients that are slow, or have gone silently: one sweep looks at all of them, with one timer.
 
-- A request that falls behind `--request-min-rate`, or is not there within `--request-timeout-secs`, is given up.
+- A request that falls behind `--request-min-rate`, or is not complete within `--request-timeout-secs`, is given up.
 - A client that takes nothing of its answer for `--send-timeout-secs` is given up.
 - A connection that is idle for `--idle-timeout-secs` is closed (`open_connections`).
-- When memory is short, slow clients yield. What arrives slowly, and what is read slowly, may hold memory as long as
-  nobody else needs it. Where a request finds none, transfers that moved at less than SLOW_RATE lately are given up for
-  it, the slowest first (of those that stand still, the largest), and their clients are told why. So clients that
-  trickle, announce and never send, or never read cannot shut out others. While there is memory, a slow client is served
-  like any other.
+- When memory is short, slow clients yield. Slow transfers may hold memory as long as nobody else needs it. If a request
+  finds no memory, transfers that moved at less than SLOW_RATE lately are given up for it, the slowest first (of those
+  that stand still, the largest), and their clients get the reason. So a client that trickles, announces and never
+  sends, or never reads cannot shut out others. While there is memory, a slow client is served like any other.
 
-Time is that in which the event loop turned. While the loop does something long, or this process gets no core, no socket
-is read or written. A clock would count that as the delay of clients. So time is counted here by ticks of the timer:
-between two ticks each socket has had its turn, and however late the second tick comes, no more than TICK_S has passed.
-Only idleness and the deadline of a request go by the clock.
+Time is the time in which the event loop turned. While the loop does something long, or this process gets no core, no
+socket is read or written, and a clock would count that as the clients' delay. So the timer's ticks count the time:
+between two ticks each socket has had its turn, and however late the second tick comes, at most TICK_S has passed. Only
+idleness and the deadline of a request go by the clock.
 
 The timer ticks while anything is under way. While connections are only open it wakes up four times in an idle timeout,
-and without connections never. How much of an answer is unsent is only asked when somebody wants to know, so an answer
-that leaves at once pays for one entry in a dictionary, every few seconds.
+and without connections never. How much of an answer is unsent is computed only when it is needed, so an answer that
+leaves at once costs one entry in a dictionary, every few seconds.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from stubserve.errors import ServeError, overloaded
 log = logging.getLogger("stubserve.server")
 
 TICK_S = 0.1
-# Bytes per second below which a transfer yields, over how long its rate is taken, and after which pause it is none.
+# A transfer below SLOW_RATE (bytes per second, over RATE_S) yields. After PAUSE_S of silence its rate is 0.
 SLOW_RATE = 1024 * 1024
 RATE_S = 0.5
 PAUSE_S = 1.0
-# Over how long the rate of a request is taken. It is also what a client has to begin with.
+# Seconds over which the rate of a request is taken; a client gets as many at the beginning
 WINDOW_S = 20.0
-# How often the sweep looks at what is under way, where a timeout does not ask for more.
+# How often the sweep looks at what is under way, unless a timeout needs it more often
 _SWEEP_S = 5.0
 
 
 class RequestPace(NamedTuple):
-    """How fast messages have to arrive: `min_rate` bytes per second, and at least one in WINDOW_S.
+    """How fast messages have to arrive: `min_rate` bytes per second, and at least one byte in WINDOW_S.
 
-    All of a message has to be there within `deadline_s` seconds, where that is not 0.
+    All of a message has to arrive within `deadline_s` seconds; 0: no deadline.
     """
 
     min_rate: int = 500
@@ -53,10 +52,10 @@ class RequestPace(NamedTuple):
 
 
 class Owner(Protocol):
-    """Whoever a transfer is made for."""
+    """The owner of a transfer."""
 
     def give_up(self, error: ServeError) -> None:
-        """The transfer's memory is to be let go of at once, and the client told of `error` where it can be."""
+        """Frees the transfer's memory at once, and tells the client of `error` if it can be told."""
 
 
 class Arriving(Protocol):
@@ -69,11 +68,11 @@ class Arriving(Protocol):
 
 
 class Unread(Owner, Protocol):
-    """A connection, or a stream of one, that may have something unsent. What is given up of it is all of it."""
+    """A connection or a stream that may have something unsent. It is given up as a whole."""
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait for the client; none where nothing waits in this process."""
+        """Bytes that wait for the client; 0 if nothing waits in this process."""
 
     def send_timed_out(self) -> None:
         """The client has taken nothing for too long."""
@@ -82,7 +81,7 @@ class Unread(Owner, Protocol):
 class Transfer:
     """Bytes on their way from or to a client: `moved` so far, for which `held` bytes of memory are kept.
 
-    `at_once` says whether they are free when it is given up, or only a little later.
+    `at_once` says whether giving the transfer up frees them at once, or only a little later.
     """
 
     at_once = True
@@ -93,20 +92,20 @@ class Transfer:
         self.owner = owner
         self.moved = 0
         self.held = 0
-        # Whether it is the one that needs memory at the moment
+        # Whether this transfer needs memory at the moment
         self.growing = False
         self._clients = clients
         self.begin()
 
     def begin(self) -> None:
-        """It begins, or begins anew: how fast it was says nothing of how fast it will be."""
-        # When it last moved; how much had moved at an earlier time, and how fast it was until then
+        """Begins, or begins anew: the earlier rate says nothing about the next."""
+        # When it last moved; how much had moved at an earlier time, and the rate until then
         self.last = self._mark = self._clients.now()
         self._marked = self.moved
         self._rate = float("inf")
 
     def has_moved(self, moved: int) -> None:
-        """`moved` bytes in all."""
+        """`moved` bytes have moved in all."""
         self.moved = moved
         self.last = now = self._clients.now()
         elapsed = now - self._mark
@@ -115,7 +114,7 @@ class Transfer:
             self._mark, self._marked = now, moved
 
     def rate(self, now: float) -> float:
-        """Bytes per second, of late; infinite for one that has only begun."""
+        """The latest rate in bytes per second; infinite for a transfer that has only begun."""
         if now - self.last >= PAUSE_S:
             return 0.0
         elapsed = now - self._mark
@@ -124,7 +123,7 @@ class Transfer:
 
 
 class UnreadAnswer(Transfer):
-    """What one connection or stream has unsent. Its memory is blocks of the arena, and text in the heap."""
+    """The unsent bytes of one connection or stream. Their memory is blocks of the arena, and text in the heap."""
 
     __slots__ = ("_unread",)
 
@@ -140,7 +139,7 @@ class UnreadAnswer(Transfer):
         self.held = self._unread.unsent
 
     def look(self) -> int:
-        """Notes how far it has come; the bytes that are left."""
+        """Notes the progress; returns the bytes that are left."""
         unsent = self._unread.unsent
         if unsent < self.held:
             self.has_moved(self.moved + self.held - unsent)
@@ -152,7 +151,7 @@ class UnreadAnswer(Transfer):
 
 
 class _Received:
-    """When a request began to arrive, by the clock, and how much there was at a later time, by the event loop's."""
+    """When a request began to arrive, by the clock; and its bytes at a later time, by the event loop's time."""
 
     __slots__ = ("at", "began", "seen")
 
@@ -163,7 +162,7 @@ class _Received:
 
 
 class SlowClients:
-    """The sweep over a server's clients. Without a timeout (0) no client is given up for that."""
+    """The sweep over a server's clients. A timeout of 0 gives up no client."""
 
     def __init__(
         self,
@@ -174,17 +173,17 @@ class SlowClients:
         self.pace = pace
         self.idle_timeout_s = idle_timeout_s
         self._send_timeout_s = send_timeout_s
-        # What holds memory; requests that have arrived in part; answers that may have something unsent
+        # What holds memory; requests that have arrived in part; answers that may have unsent bytes
         self._transfers: set[Transfer] = set()
         self._arriving: dict[Arriving, _Received] = {}
         self._unread: dict[Unread, UnreadAnswer] = {}
-        # What closes idle connections; each says whether any are open
+        # Each closes idle connections, and says whether any are open
         self._idle_sweeps: list[Callable[[], bool]] = []
         self._any_open = False
-        # The event loop's time, and when it was last counted by the clock
+        # The event loop's time, and the clock when it was last counted
         self._passed = 0.0
         self._ticked = 0.0
-        # The timer; whether it ticks; when what is under way, and what is idle, is looked at next, by the clock
+        # The timer; whether it ticks; by the clock, the next look at what is under way, and at what is idle
         self._timer: asyncio.TimerHandle | None = None
         self._ticks = False
         self._next_sweep = 0.0
@@ -194,19 +193,19 @@ class SlowClients:
         """The event loop's time, which passes as long as anything is under way."""
         return self._passed + min(monotonic() - self._ticked, TICK_S)
 
-    # What holds memory
+    # Transfers that hold memory
 
     def add(self, transfer: Transfer) -> None:
-        """It holds memory from now on."""
+        """`transfer` holds memory from now on."""
         self._transfers.add(transfer)
         self._run()
 
     def forget(self, transfer: Transfer) -> None:
-        """It is over."""
+        """`transfer` is over."""
         self._transfers.discard(transfer)
 
     def make_room(self) -> bool:
-        """Gives up the slowest transfer; whether there is more room now. There may be more later though not now."""
+        """Gives up the slowest transfer; whether that frees memory at once. If not, it may do so a little later."""
         now = self.now()
         slow = [one for one in self._transfers if not one.growing and one.rate(now) < SLOW_RATE]
         if not slow:
@@ -221,21 +220,21 @@ class SlowClients:
         )
         return slowest.at_once
 
-    # What arrives
+    # Arriving requests
 
     def watch_arriving(self, arriving: Arriving) -> None:
-        """It has begun to arrive and is not complete: its client must go on sending."""
+        """`arriving` has begun and is not complete: its client must go on sending."""
         self._arriving[arriving] = _Received(self.now(), arriving.bytes_received)
         self._run()
 
     def unwatch_arriving(self, arriving: Arriving) -> None:
-        """It is complete, or its client may not send."""
+        """`arriving` is complete, or its client may not send."""
         self._arriving.pop(arriving, None)
 
-    # What leaves
+    # Answers
 
     def watch_unread(self, unread: Unread) -> None:
-        """Something was written to it that may not have left, after its client had taken what was written before."""
+        """New bytes may be unsent, after the client had taken all earlier ones."""
         answer = self._unread.get(unread)
         if answer is not None:
             answer.begin()
@@ -246,25 +245,25 @@ class SlowClients:
             self.add(answer)
 
     def wrote_more(self, unread: Unread, nbytes: int) -> None:
-        """So much more waits, behind what its client has not taken."""
+        """`nbytes` more wait, behind earlier bytes that the client has not taken."""
         answer = self._unread.get(unread)
         if answer is not None:
             answer.held += nbytes
 
     def unwatch_unread(self, unread: Unread) -> None:
-        """All of it has left, or nobody wants it any more."""
+        """All has left, or nobody wants it any more."""
         answer = self._unread.pop(unread, None)
         if answer is not None:
             self.forget(answer)
 
-    # What is open
+    # Open connections
 
     def add_idle_sweep(self, sweep: Callable[[], bool]) -> None:
-        """Has `sweep` close connections that are idle for too long, and say whether any are open."""
+        """Adds a `sweep` that closes connections idle for too long, and says whether any are open."""
         self._idle_sweeps.append(sweep)
 
     def opened(self) -> None:
-        """A connection is open from now on."""
+        """A connection has opened."""
         if not self._any_open and self.idle_timeout_s:
             self._any_open = True
             self._next_idle_sweep = monotonic() + self.idle_timeout_s / 4
@@ -295,7 +294,7 @@ class SlowClients:
                 unread.send_timed_out()
 
     def _run(self) -> None:
-        """Something is under way."""
+        """Starts the ticks of the timer: something is under way."""
         if not self._ticks:
             self._ticks = True
             self._plan_sweep()

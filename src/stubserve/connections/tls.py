@@ -1,8 +1,8 @@
 """TLS for a listening socket, with certificates that may be exchanged while the server runs.
 
-Each handshake looks whether the files have changed, once a second at most, and is done with those that are there. What
-cannot be used (a key that does not fit yet, because only one of the files has been written) changes nothing but the
-log, and is tried again when the files change again. Connections that are open stay as they are.
+Each handshake looks whether the files have changed, at most once a second, and uses the current files. Files that
+cannot be used (for instance a certificate whose key is not written yet) only cause a line in the log, and are tried
+again when the files change again. Open connections stay as they are.
 """
 
 from __future__ import annotations
@@ -17,22 +17,19 @@ from stubserve.settings.fronts import Tls
 
 log = logging.getLogger("stubserve.server")
 
-# How long a client may take for its part of a handshake.
+# Seconds for a client's part of a handshake
 HANDSHAKE_S = 10.0
 
 
 def tls_context(tls: Tls, protocols: Sequence[str]) -> ssl.SSLContext:
-    """What a server makes its connections with; `protocols` are those of ALPN.
-
-    Raises OSError that names the file which cannot be used.
-    """
+    """The context for a server, with ALPN's `protocols`. Raises OSError that names the file which cannot be used."""
     context = _context(tls, protocols)
     context.sni_callback = _Certificates(tls, protocols, context).choose
     return context
 
 
 class _Certificates:
-    """What is served at the moment: `context` or, once the files have changed, another one."""
+    """The current certificates: `context` or, once the files have changed, another context."""
 
     def __init__(self, tls: Tls, protocols: Sequence[str], context: ssl.SSLContext) -> None:
         self._tls = tls
@@ -41,7 +38,7 @@ class _Certificates:
         self._context = context
 
     def choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Called in each handshake; `name` is the host's that the client wants, and is not asked for here."""
+        """Called in each handshake; `name` is the host that the client wants, which does not matter here."""
         if self._files.changed():
             try:
                 self._context = _context(self._tls, self._protocols)
@@ -58,7 +55,7 @@ def _context(tls: Tls, protocols: Sequence[str]) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(list(protocols))
     try:
-        # Without a passphrase of its own, OpenSSL would ask for one on the terminal.
+        # Without a given passphrase OpenSSL would ask for one on the terminal.
         context.load_cert_chain(tls.certificate, tls.key, password="")
     except ssl.SSLError as error:
         raise _explained(error, tls) from None
@@ -73,7 +70,7 @@ def _context(tls: Tls, protocols: Sequence[str]) -> ssl.SSLContext:
 
 
 def _explained(error: ssl.SSLError, tls: Tls) -> OSError:
-    """Which of the two files cannot be used, and why."""
+    """The error for the file of the two that cannot be used, with the reason."""
     key = Path(tls.key).read_bytes()
     reason = f" ({error.reason})" if error.reason else ""
     if b"ENCRYPTED" in key:

@@ -1,4 +1,4 @@
-"""A command line becomes settings: by the table of flags, and by what its values must be to each other."""
+"""Makes settings from a command line: by the table of flags, and by checks of values against each other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stubserve.settings.cache import REDIS
 from stubserve.settings.fronts import FrontSettings, Tls
 from stubserve.settings.groups import EXPLICIT, NONE, OPENTELEMETRY, POLL, Settings
 
-# Flags of which one value of several is to be given, with upstream's words about another one where it has any
+# Flags that take one of several values, with upstream's text for other values, if it has one
 _MUST_BE = "--{} must be {}. Got {}"
 _INVALID = "invalid argument for --{0}, got: {2}. Use {1}"
 _CHOICES = {
@@ -38,7 +38,7 @@ _NOT_NEGATIVE = (
     "repository-poll-secs", "request-min-rate", "request-timeout-secs", "send-timeout-secs", "idle-timeout-secs",
     "max-connections", "metrics-interval-ms",
 )  # fmt: skip
-# What a backend may be told that has its effect here; the rest is about what is not there
+# Settings of backends that have an effect here; the others concern parts that do not exist here
 _BACKEND_SETTINGS = (
     "default-max-batch-size",
     "enable-global-threadpool",
@@ -48,10 +48,7 @@ _BACKEND_SETTINGS = (
 
 
 def parse_arguments(arguments: Sequence[str]) -> Settings:
-    """Settings from the words behind `stubserve serve`: flags as `--name=value` or `--name value`, else repositories.
-
-    Raises UsageError.
-    """
+    """Settings from words: flags as `--name=value` or `--name value`, else repositories. Raises UsageError."""
     by_name = {flag.name: flag for flag in FLAGS}
     values: dict[str, Any] = {}
     notices: list[str] = []
@@ -124,7 +121,7 @@ def _is_bool(text: str) -> bool:
 
 
 def _check(settings: Settings) -> None:
-    """What flags are to each other, and bounds that hang on nothing else. Raises UsageError."""
+    """Checks flags against each other, and the bounds of single values. Raises UsageError."""
     _check_values(settings)
     repository = settings.repository
     if not repository.paths and not repository.remotes:
@@ -203,7 +200,7 @@ def _check_packages(settings: Settings) -> None:
 
 
 def with_platform(values: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The values, with what Vertex AI's environment has in place of defaults. Raises UsageError."""
+    """The values, with Vertex AI's environment in place of defaults. Raises UsageError."""
     defaults: dict[str, Any] = {}
     if environment.get("AIP_MODE") == "PREDICTION":
         defaults = {"vertex.allow": True, "http.allow": False, "grpc.allow": False}

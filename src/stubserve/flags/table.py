@@ -1,9 +1,9 @@
-"""All flags that have an effect: what they are called, what they set, and what the help says of them.
+"""All flags that have an effect: their names, the settings that they set, and their help.
 
-The table has a group of settings in brackets, with the title that people see. Below it is a flag a line, which goes on
-in lines that are indented: its name, the field of the group that it sets, and its help. Each group has tritonserver's
-flags first; those that have no effect here are in `unneeded`. A flag's value is read by the type of its field, or by
-`_VALUES` where the type does not say all. A field that is a tuple of any length collects: its flag may be repeated.
+In the table a group of settings is in brackets, with the title that people see. Below it each flag has a line, and the
+indented lines after it: its name, the field of the group that it sets, and its help. Each group has tritonserver's
+flags first; flags without effect are in `unneeded`. The type of the field says how to read a flag's value, or `_VALUES`
+if the type is not enough. A field that is a tuple of any length collects: its flag may be repeated.
 """
 
 from __future__ import annotations
@@ -168,9 +168,9 @@ trace-log-frequency = config: Same as --trace-config triton,log-frequency.
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag: `setting` is what it sets, as the group and field of `Settings` (or a field of its own).
+    """One flag: `setting` is the group and field of `Settings` that it sets (or a field of `Settings` itself).
 
-    `many` flags may be repeated and collect; a `switch` needs no value (bare means true).
+    A `many` flag may be repeated and collects; a `switch` needs no value (bare means true).
     """
 
     name: str
@@ -244,5 +244,5 @@ def _flags() -> Iterator[Flag]:
 
 FLAGS = tuple(_flags())
 
-# The groups of settings, and what the help and the page of flags call them. What belongs to none is about the server.
+# The groups of settings, and their titles in the help and on the page of flags; "" is the server as a whole.
 GROUPS: dict[str, str] = dict(re.findall(r"^\[(\w*)\] (.*)$", _TABLE, re.MULTILINE))

@@ -1,6 +1,4 @@
-"""Flags of tritonserver that nothing here could heed. They stand in many a command line, so they are read as upstream
-reads them, and the log says of each why it has no effect.
-"""
+"""Flags of tritonserver that cannot have an effect here: read as upstream reads them, and the log says why."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from stubserve.flags.values import parse_bool, parse_count, parse_fraction, pars
 
 @dataclass(frozen=True, slots=True)
 class Unneeded:
-    """Why a flag has no effect, and what refuses a value that upstream refuses. A `switch` needs no value."""
+    """Why a flag has no effect, and the check that refuses what upstream refuses. A `switch` needs no value."""
 
     why: str
     check: Callable[[str], Any]

@@ -1,4 +1,4 @@
-"""The values of flags, from text: what each kind of value looks like, and what is said of one that does not."""
+"""Reads the values of flags from text, and makes the error for a value of the wrong form."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parse_long(text: str) -> int:
 
 
 def parse_count(text: str) -> int:
-    """A number from 0 on. Raises UsageError."""
+    """A number that is not negative. Raises UsageError."""
     value = parse_int(text)
     if value < 0:
         raise UsageError(f"a count is a number from 0 on. Got {text}")
@@ -67,7 +67,7 @@ def parse_fraction(text: str) -> float:
 
 
 def parse_pair(text: str, between: str = ":") -> tuple[str, str]:
-    """`<first>:<second>`. Raises UsageError."""
+    """A text of the form `<first>:<second>`. Raises UsageError."""
     first, found, second = text.partition(between)
     if not found:
         raise UsageError(
@@ -84,16 +84,16 @@ def parse_port_range(text: str) -> tuple[int, int]:
 
 
 class CloudAddress(str):
-    """The address of a repository in the cloud, which is no path."""
+    """The address of a repository in the cloud, which is not a path."""
 
 
 def parse_repository(text: str) -> Path | CloudAddress:
-    """A folder or, with one of their schemes in front, an address in the cloud."""
+    """A folder or, with a cloud's scheme in front, an address in the cloud."""
     return CloudAddress(text) if text.startswith(("s3://", "gs://", "as://")) else Path(text)
 
 
 def parse_seconds(text: str) -> float:
-    """A time in seconds, from 0 on, with a fraction if you like. Raises UsageError."""
+    """A time in seconds, from 0 on, with or without a fraction. Raises UsageError."""
     try:
         value = float(text)
     except ValueError:
@@ -113,14 +113,14 @@ def parse_size(text: str) -> int:
 
 
 def parse_origin(text: str) -> str:
-    """An origin as browsers write it: scheme, host and port, nothing behind; or * for all. Raises UsageError."""
+    """An origin as browsers write it: scheme, host and port, and nothing more; or * for all. Raises UsageError."""
     if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", text):
         raise UsageError(f"an origin is as https://example.org or http://localhost:3000, or * for all. Got {text}")
     return text
 
 
 def parse_gpu_fallback(text: str) -> bool:
-    """Whether instances run on the CPU for want of a GPU: cpu or none. Raises UsageError."""
+    """Whether instances run on the CPU if there is no GPU: cpu or none. Raises UsageError."""
     if text not in ("cpu", "none"):
         raise UsageError(f"--gpu-fallback must be cpu or none. Got {text}")
     return text == "cpu"
@@ -145,7 +145,7 @@ def restricted(flag: str, noun: str) -> Callable[[str], dict[str, tuple[str, str
 
 
 def check_restricted(kinds: Sequence[str], noun: str) -> None:
-    """Each kind may be restricted once. Raises UsageError."""
+    """Raises UsageError for a kind that is unknown or comes twice."""
     for kind in kinds:
         if kinds.count(kind) > 1:
             raise UsageError(f"restricted {noun} '{kind}' can not be specified in multiple config groups")
@@ -179,7 +179,7 @@ def parse_variable(text: str) -> VariableRule:
 
 
 def parse_backend_config(text: str) -> tuple[str, str, str]:
-    """`[<backend>,]<setting>=<value>` as (backend, setting, value); the backend is empty for all. Raises UsageError."""
+    """`[<backend>,]<setting>=<value>` as (backend, setting, value); no backend: for all. Raises UsageError."""
     backend, comma, assignment = text.partition(",")
     if not comma:
         backend, assignment = "", text
@@ -198,7 +198,7 @@ _TRACE_LEVELS = ("TIMESTAMPS", "TENSORS", "OFF", "MIN", "MAX")
 
 
 def parse_trace_config(text: str) -> tuple[str, str, str]:
-    """`[<mode>,]<setting>=<value>` as (mode, setting, value); no mode where it is for all. Raises UsageError."""
+    """`[<mode>,]<setting>=<value>` as (mode, setting, value); no mode: for all. Raises UsageError."""
     front, _, value = text.partition("=")
     mode, comma, setting = front.partition(",")
     if not comma:
@@ -257,7 +257,7 @@ def parse_metrics_config(text: str) -> dict[str, Any]:
 
 
 def parse_rate_limit(text: str) -> str:
-    """Whether instances share resources, in any case. Raises UsageError."""
+    """Whether instances share resources, in upper or lower case. Raises UsageError."""
     mode = text.lower()
     if mode not in ("off", "execution_count"):
         raise UsageError(f"invalid argument, got: {text}. Use off or execution_count")

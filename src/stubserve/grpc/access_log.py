@@ -1,10 +1,8 @@
-"""The access log of gRPC: a line for each call when it is over.
+"""The access log of gRPC: a line for each call when it ends.
 
-The model is the one that the call's first message names, if it does. The time is that from the call's beginning to its
-end, the bytes are those of its messages.
-
-It stands between the service and the transport: the handler of the one, and the call of the other. So both transports
-have the same lines, and where nobody wants them there is nothing in between.
+The line has the model that the call's first message names, the time from the call's beginning to its end, and the bytes
+of its messages. A `LoggedRpc` stands between the service and the transport: for each of the two it acts as the other.
+So both transports log the same lines, and without an access log nothing stands between them.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _NAMES = (
     "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
     "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
-# The numbers of the fields that name something, of the messages that do
+# Per message type, the fields that name something: number -> name
 _MODEL_FIRST, _MODEL_SECOND = {1: "model", 2: "version"}, {2: "model"}
 _NAMING = {
     "ModelInfer": {**_MODEL_FIRST, 3: "id"},
@@ -51,13 +49,13 @@ class LoggedRpc:
     def __init__(self, method: Method, path: str, call: Rpc) -> None:
         self._path = path
         self._call = call
-        # While there is one: when its time is over gRPC's C core does not know it any more
+        # Read now: the C core forgets the peer when the call is over.
         self.peer = call.peer
         self._began_ns = time.monotonic_ns()
         self._names: dict[str, str] = {}
         self._received = self._sent = 0
         self._over = False
-        # None when the call is over: handler and call know each other
+        # None when the call is over, because handler and call refer to each other
         self._handler: Handler | None = None
         handler = method.open(self)
         if not self._over:
@@ -121,7 +119,7 @@ class LoggedRpc:
     # The line
 
     def _counted(self, answer: Answer, ends: bool) -> Answer:
-        """A message whose bytes are counted, now or when it is made. The call `ends` with it or not."""
+        """Counts a message's bytes, now or when the message is made; `ends` says whether the call ends with it."""
         if callable(answer):
             return partial(self._made, answer, ends)
         self._sent += sum(map(len, answer))
@@ -158,7 +156,7 @@ class LoggedRpc:
 
 
 def names_in(path: str, message: bytes | memoryview) -> dict[str, str]:
-    """What a message to an RPC names: model, version, id; not what it leaves out, or what is malformed."""
+    """The model, version and id in a message to an RPC; only those that the message has in valid form."""
     names: dict[str, str] = {}
     naming = _NAMING.get(path.rpartition("/")[2])
     if naming is None:

@@ -1,4 +1,4 @@
-"""The transport that is grpcio: HTTP/2, TLS, compression and keepalive are its C core's, through `grpc.aio`.
+"""The transport that is grpcio: its C core does HTTP/2, TLS, compression and keepalive, through `grpc.aio`.
 
 Handlers get and give raw bytes; grpcio copies a message once on its way in and once on its way out.
 """
@@ -40,7 +40,7 @@ from stubserve.settings.fronts import GrpcSettings
 
 log = logging.getLogger("stubserve.grpc")
 
-# How much may wait for a client that reads slowly before it is said to be slow.
+# So many bytes may wait for a client before it counts as slow.
 OUTBOX_BYTES = 1 << 20
 _ALGORITHMS = {"low": grpc.Compression.Gzip, "medium": grpc.Compression.Deflate, "high": grpc.Compression.Deflate}
 _Waiting = bytes | tuple[Making, list[Block]]
@@ -48,7 +48,7 @@ _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def _done(work: Making) -> Parts:
-    """What the work makes, all of it at once: in a thread, as everything of grpcio's is."""
+    """Does all of the work at once, in a thread, as grpcio does everything."""
     return finish(work(uncounted))
 
 
@@ -58,11 +58,11 @@ def _drop(item: _Waiting) -> None:
 
 
 class _Rpc:
-    """One RPC. What is sent waits in an outbox that a task empties; OUTBOX_BYTES in it mean: slower."""
+    """One RPC. Messages wait in an outbox that a task empties; above OUTBOX_BYTES the sender is told to slow down."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        # Messages, and what is still to be made to one with the blocks that it holds until then
+        # Messages, and work that makes a message, with the blocks that it holds until then
         self._outbox: deque[_Waiting] = deque()
         self._outbox_bytes = 0
         self._news = asyncio.Event()
@@ -75,13 +75,13 @@ class _Rpc:
 
     @property
     def peer(self) -> str:
-        # Of "ipv4:127.0.0.1:50000", or "ipv6:%5B::1%5D:50000", what others have
+        # "ipv4:127.0.0.1:50000" or "ipv6:%5B::1%5D:50000" becomes the form of the other transport.
         address = urllib.parse.unquote(self._context.peer()).partition(":")[2]
         return address.replace("[", "").replace("]", "")
 
     @property
     def ended(self) -> int | None:
-        # Asked only of a call that its handler did not end
+        # Asked only for a call that its handler did not end
         left = self._context.time_remaining()
         return CANCELLED if left is None or left > 0 else DEADLINE_EXCEEDED
 
@@ -136,7 +136,7 @@ class _Rpc:
                 self._news.clear()
                 await self._news.wait()
         except BaseException:
-            # Cancelled, or the connection is gone.
+            # The RPC was cancelled, or the connection is gone.
             self._end = (OK, "")
             handler.on_cancel()
             raise
@@ -148,15 +148,15 @@ class _Rpc:
 
     async def _finish(self, status: int, text: str) -> None:
         if status != OK:
-            await self._context.abort(_STATUS[status], text)  # which raises
+            await self._context.abort(_STATUS[status], text)  # raises
 
     async def _made(self, item: _Waiting) -> bytes:
-        """The message that waits, made off the event loop if it is still to be."""
+        """The message of an item of the outbox; if it is still to be made, a thread makes it."""
         if isinstance(item, bytes):
             self._outbox_bytes -= len(item)
             return item
         made = asyncio.get_running_loop().run_in_executor(None, _done, item[0])
-        # The thread goes on, whoever is gone.
+        # The thread finishes its work even if the client has gone.
         made.add_done_callback(lambda _: _drop(item))
         try:
             return b"".join(await asyncio.shield(made))
@@ -164,7 +164,7 @@ class _Rpc:
             await self._finish(*end_of(error, "answer was encoded"))
             raise
         finally:
-            # It knows what was raised, which knows this frame.
+            # The future refers to its exception, and that to this frame.
             del made
 
     async def _read(self, handler: Handler, unary: bool) -> None:
@@ -185,10 +185,10 @@ class _Rpc:
 
 
 class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """A listening gRPC server for a service. `port` is the one that it got.
+    """A listening gRPC server for a service. `port` is the port that it got.
 
-    Of a port that is shared with other servers, the one that is wanted, and nothing listens there before `start`:
-    grpcio cannot have a port without listening.
+    If the port is shared with other servers, `port` is the wanted one, and nothing listens before `start`: grpcio
+    cannot reserve a port without listening.
     """
 
     def __init__(self, service: Service, options: GrpcSettings) -> None:
@@ -201,7 +201,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         self.port = options.port if options.reuse_port else self._listen()
 
     def _listen(self) -> int:
-        """The port. Raises OSError."""
+        """Listens and returns the port. Raises OSError."""
         options = self._options
         host = f"[{options.address}]" if ":" in options.address else options.address
         target = f"{host}:{options.port}"
@@ -215,7 +215,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 credentials = grpc.ssl_server_credentials([pair], root, tls.mutual)
                 port = self._server.add_secure_port(target, credentials)
         except RuntimeError as error:
-            # grpcio says no more than that it failed, which is nearly always a port that is taken.
+            # grpcio says only that it failed, which nearly always means that the port is taken.
             raise OSError(errno.EADDRINUSE, str(error)) from None
         return int(port)
 
@@ -223,13 +223,13 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
         return self._handlers.get(handler_call_details.method)
 
     async def start(self) -> None:
-        """Raises OSError where the port is shared, and cannot be had."""
+        """Raises OSError if the port is shared and cannot be had."""
         if self._options.reuse_port:
             self.port = self._listen()
         await self._server.start()
 
     async def stop(self, grace_s: float) -> None:
-        """No new RPCs; those that are running end, or are cancelled after `grace_s`."""
+        """Takes no new RPCs; running RPCs end, or are cancelled after `grace_s`."""
         self._service.stop()
         await self._server.stop(grace_s)
 
@@ -246,7 +246,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 log.debug(CANCELLATION_LINE, path)
                 raise
 
-        # Unary ones as well: on the wire they are streams of one message each.
+        # Unary RPCs as well: on the wire they are streams of one message each way.
         return grpc.stream_stream_rpc_method_handler(run)
 
 

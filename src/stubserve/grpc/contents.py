@@ -1,8 +1,8 @@
 """The `contents` of an input: numbers and strings as protobuf has them, made into a tensor's bytes.
 
-No Python object is built per number: the elements are one run of bytes, which is the tensor for floats, and is decoded
-by numpy for integers (about 10 ns per element). The run comes from a message's own serializer (`read`), or, of large
-messages, from the bytes as they were sent (`Elements`).
+No Python object is built per number. The elements are one run of bytes: for floats the tensor itself, for integers
+decoded by numpy (about 10 ns per element). The run comes from a message's own serializer (`read`), or, for large
+messages, from the bytes as sent (`Elements`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from stubserve.grpc.wire import (
 )
 from stubserve.inference.long_work import LongWork
 
-# Member -> the data types that it serves, the first being the one that errors name. In the order of upstream's checks,
-# which is that of their numbers.
+# Member -> the data types that it serves; errors name the first. In the order of upstream's checks, by field number.
 _MEMBERS = {
     "bool_contents": ("BOOL",),
     "int_contents": ("INT32", "INT16", "INT8"),
@@ -45,11 +44,11 @@ _MEMBERS = {
     "bytes_contents": ("BYTES",),
 }
 _SERVES = {member: [BY_NAME[name].number for name in names] for member, names in _MEMBERS.items()}
-# Protobuf's serializer writes these as the tensor has them.
+# For these protobuf's serializer writes the bytes of the tensor.
 _VERBATIM = frozenset(("bool_contents", "fp32_contents", "fp64_contents"))
 _PIECE_BYTES = 1 << 20
-# What `Elements` does in one step: bytes of numbers, and strings or fields. A message may have no more than MAX_PARTS
-# elements that are fields of their own and no strings.
+# One step of `Elements`: bytes of numbers, and a count of strings or fields. A message may have at most MAX_PARTS
+# elements that are fields of their own and not strings.
 _STEP_BYTES = 32 * 1024
 _FIELDS = 512
 MAX_PARTS = 4096
@@ -64,7 +63,7 @@ _STRING_TAG = _STRINGS << 3 | LENGTH
 
 
 def read(contents: Any, name: str, datatype: int, model: str) -> bytes:
-    """The bytes of input `name` from its InferTensorContents. Raises ServeError (INVALID_ARG) in upstream's words."""
+    """The bytes of input `name` from its InferTensorContents. Raises ServeError (INVALID_ARG) with upstream's texts."""
     found = b""
     for member, served in _SERVES.items():
         elements = getattr(contents, member)
@@ -81,18 +80,15 @@ def read(contents: Any, name: str, datatype: int, model: str) -> bytes:
 
 
 class Elements:
-    """The elements of one input's contents as they were sent; `keep` is told of what is kept of them."""
+    """The elements of one input's contents as they were sent; calls `keep` for the bytes that it keeps."""
 
     def __init__(self, keep: Keep) -> None:
         self._keep = keep
-        # Runs of the elements of each member that has any, and strings as a tensor has them
+        # Per member: runs of its elements, with strings in the form of a tensor
         self._runs: dict[int, list[bytes | memoryview]] = {}
 
     def read(self, data: bytes | memoryview) -> LongWork[int]:
-        """Takes an InferTensorContents; the parts that it is made of beside packed numbers and strings.
-
-        Raises Malformed.
-        """
+        """Takes an InferTensorContents; how many parts it has beside packed numbers and strings. Raises Malformed."""
         at, end, parts = 0, len(data), 0
         while at < end:
             tag, begin = read_tag(data, at)
@@ -108,7 +104,7 @@ class Elements:
             if wire == LENGTH and single is not None:
                 begin = read_varint(data, begin)[1]
             elif wire != single:
-                continue  # unknown, or of another type: protobuf overlooks it as well
+                continue  # unknown, or of another type: protobuf ignores it as well
             if begin < at:
                 self._runs.setdefault(number, []).append(data[begin:at])
             if not parts % _FIELDS:
@@ -124,7 +120,7 @@ class Elements:
         )
 
     def as_tensor(self, datatype: str, keep: Keep) -> LongWork[list[bytes | memoryview] | None]:
-        """The tensor's bytes in pieces; None where the elements are none of this type. Raises Malformed."""
+        """The tensor's bytes in pieces; None if the elements are not of this type. Raises Malformed."""
         if not self._runs:
             return []
         if len(self._runs) > 1:
@@ -149,7 +145,7 @@ class Elements:
         return made
 
     def _read_strings(self, data: bytes | memoryview, at: int) -> int:
-        """Takes some of the strings that follow each other, the first with its length at `at`; the position behind."""
+        """Takes some of the strings in a row, the first with its length at `at`; the position behind the last."""
         end = len(data)
         out = bytearray()
         try:
@@ -179,7 +175,7 @@ class Elements:
 def _numbers(contents: Any, member: str, datatype: int) -> bytes:
     only = type(contents)()
     getattr(only, member).MergeFrom(getattr(contents, member))
-    # One packed field: its tag (one byte, the numbers are small), its length, its elements.
+    # One packed field: its tag (one byte, because the numbers are small), its length, its elements.
     wire = only.SerializeToString()
     _, start = read_varint(wire, 1)
     if member in _VERBATIM:
@@ -193,7 +189,7 @@ def _decoded(wire: bytes | memoryview, kind: Any, step: int = 0) -> Iterator[byt
 
 
 def _pieces(wire: bytes | memoryview, size: int) -> Iterator[np.ndarray]:
-    """Packed varints in runs of about `size` bytes: decoding takes fifty times the memory of what is decoded."""
+    """Packed varints in runs of about `size` bytes. Decoding takes fifty times the memory of its input."""
     data = np.frombuffer(wire, np.uint8)
     start = 0
     if not len(wire) or wire[-1] >= 0x80:
@@ -201,14 +197,14 @@ def _pieces(wire: bytes | memoryview, size: int) -> Iterator[np.ndarray]:
     while start < len(wire):
         end = min(start + size, len(wire))
         last = wire[end - 1 : end + _MAX_VARINT_BYTES]
-        # The number that is cut here goes into this piece; a longer one is none, which is found where it is decoded.
+        # The number that is cut here goes into this piece. If it is too long, its decoder finds that.
         end += next((index for index, byte in enumerate(last) if byte < 0x80), 0)
         yield data[start:end]
         start = end
 
 
 def _varints(data: np.ndarray) -> np.ndarray:
-    """Packed varints as uint64; each at most ten bytes, the last of which is below 0x80. Raises Malformed."""
+    """Packed varints as uint64; each has at most ten bytes, the last below 0x80. Raises Malformed."""
     ends = np.flatnonzero(data < 0x80)
     if not len(ends) or ends[-1] != len(data) - 1:
         raise Malformed

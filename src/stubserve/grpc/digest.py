@@ -1,14 +1,13 @@
-"""Large requests that are not large because of raw contents: read in steps, and made into ones that are.
+"""Rewrites large requests whose size is not in raw contents: in steps, as messages with raw contents.
 
 Typed contents may be millions of elements, and a description millions of tiny parts. Protobuf's own parser would take
-them apart in one go, in which nothing else runs, and build an object for each. So a large message whose description is
-large is first walked here, in steps: its parts are counted, and contents become raw contents, in numpy's loops where
-they are numbers; what is left beside them is no longer than MAX_WORDS_BYTES. What comes out is an ordinary message for
-`infer_decode`, with a short description.
+them apart in one go, in which nothing else runs, and build an object for each. So a large message with a large
+description is first walked here, in steps. Its parts are counted; contents become raw contents, numbers in numpy's
+loops; the rest may not be longer than MAX_WORDS_BYTES. The result is an ordinary message for `infer_decode`, with a
+short description.
 
-Guarantees: what a message means does not change. Where its contents are wrong (of another type than the input, or raw
-contents beside them) they are cut down to what shows that, so that the error is the same one. Costs: 10 ns for a
-number, half a microsecond for a string.
+Guarantee: a message keeps its meaning. Wrong contents (of another type than the input, or beside raw contents) are cut
+down to a part that causes the same error. Costs: 10 ns for a number, half a microsecond for a string.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Pieces = list[Bytes]
 
 
 class _Kind(NamedTuple):
-    """A type of message, as far as it has messages within: by the number of their field."""
+    """A type of message: the types of the messages inside it, by field number."""
 
     within: dict[int, _Kind]
 
@@ -48,17 +47,14 @@ _REQUEST_REST = _Kind({4: _ENTRY, 6: _OUTPUT})
 
 
 class _Input(NamedTuple):
-    """An input without its contents, and those (None where it has none)."""
+    """An input without its contents, and its contents (None if it has none)."""
 
     rest: bytes
     elements: Elements | None
 
 
 def digest(data: Bytes) -> Callable[[Keep], LongWork[Pieces]] | None:
-    """What is to be done to a message before it is decoded: work that gives it anew, in pieces, and raises Malformed.
-
-    None where the message can be decoded as it is.
-    """
+    """The work that rewrites a message before it is decoded; None if that is not needed. The work raises Malformed."""
     try:
         description = len(split(data).description)
     except Malformed:
@@ -67,8 +63,10 @@ def digest(data: Bytes) -> Callable[[Keep], LongWork[Pieces]] | None:
 
 
 class _Walk:
-    """One message, taken apart on all its levels. Raises Malformed. Beside the elements of typed contents no more than
-    MAX_PARTS are read, which is not worth being done in steps."""
+    """One message, taken apart on all its levels. Raises Malformed.
+
+    At most MAX_PARTS parts are read beside the elements of typed contents, which is too little work for steps.
+    """
 
     def __init__(self, data: Bytes) -> None:
         self._data = data
@@ -121,7 +119,7 @@ class _Walk:
                 self._count(content, kind.within[number])
 
     def _fields(self, data: Bytes) -> Iterator[tuple[int, int, Bytes, Bytes]]:
-        """Number, wire type, the whole field and its content."""
+        """Per field: number, wire type, the whole field and its content."""
         for tag, begin, content, end in fields(data):
             self._parts += 1
             self._check()
@@ -135,7 +133,7 @@ class _Walk:
 
 
 def _all_raw(inputs: list[_Input], keep: Keep) -> LongWork[Pieces | None]:
-    """The raw contents that stand for the inputs' own; None where those are wrong, or not all of them have any."""
+    """The raw contents in place of the inputs' own; None if these are wrong, or if an input has none."""
     made: Pieces = []
     for rest, elements in inputs:
         if elements is None:

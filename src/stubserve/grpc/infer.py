@@ -1,4 +1,4 @@
-"""One inference request over gRPC, from its message to its responses, by itself or in a stream; and ModelInfer."""
+"""One inference request over gRPC, alone or in a stream, from its message to its responses; and ModelInfer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stubserve.memory.heap_account import FREE_BYTES
 
 
 class GrpcInferCall(Call):
-    """One request, under way to its model and back. `asked_for` is the model as the client names it, with a version."""
+    """One request, on its way to its model and back. `asked_for` is the model as named by its client, with version."""
 
     __slots__ = ("_rpc", "_server", "asked_for", "reply_format", "request_id")
 
@@ -47,7 +47,7 @@ class GrpcInferCall(Call):
         block: Block | None,
         offset: int,
     ) -> None:
-        """Decodes the message, checks and submits. Raises ServeError or Malformed, and then nothing is held."""
+        """Decodes the message, checks and submits. If it raises ServeError or Malformed, nothing is held."""
         start_ns = time.monotonic_ns()
         signature = self.model.signature
         server = self._server
@@ -69,7 +69,7 @@ class GrpcInferCall(Call):
         return None
 
     def message(self, response: Response, in_stream: bool) -> Answer:
-        """The response's message, or what makes it, where that takes long. Both raise ServeError."""
+        """The response's message, or the work that makes it if that takes long. Both raise ServeError."""
         reply_format = self.reply_format
         if reply_format.slots is not None and takes_long(response, reply_format.slots):
             return partial(self._message_steps, response, in_stream)
@@ -91,11 +91,11 @@ def _credentials(rpc: Rpc) -> list[bytes]:
 
 
 def held_blocks(response: Response) -> list[Block]:
-    """The blocks that a response's outputs lie in."""
+    """The blocks in which a response's outputs lie."""
     blocks = []
     for tensor in response.outputs:
         if tensor.span is not None:
-            blocks.append(tensor.span.block)  # noqa: PERF401 - each response comes here
+            blocks.append(tensor.span.block)  # noqa: PERF401 - a hot path: each response comes here
     return blocks
 
 
@@ -106,7 +106,7 @@ class UnaryInferCall(GrpcInferCall):
 
     def respond(self, request: Request, response: Response) -> None:
         if response.error is not None:
-            # Not raised: with its traceback it would hold this frame, and so the response that holds it.
+            # Not raised: its traceback would hold this frame, and so the response that holds the error.
             self.refused(response.error)
             return
         try:
@@ -123,7 +123,7 @@ class UnaryInferCall(GrpcInferCall):
 
 
 class Position:
-    """The position of one request in the order of responses; `answer` is its message once that is there."""
+    """The position of one request in the order of responses; `answer` is its message, once made."""
 
     __slots__ = ("answer", "blocks")
 
@@ -138,10 +138,10 @@ class Position:
 
 
 class StreamedInferCall(GrpcInferCall):
-    """One request of a stream; those of one stream share its jobs, so that they begin in the order of their messages.
+    """One request of a stream. The requests of a stream share its jobs, so they begin in the order of their messages.
 
-    `on_response(call, response)` is called once per response, or `on_refused(call, error)` where the request is refused
-    after `start` has returned. `position` is None where its responses keep no order with those of others.
+    `on_response(call, response)` is called once per response, or `on_refused(call, error)` if the request is refused
+    after `start` has returned. `position` is None if its responses keep no order with other requests.
     """
 
     __slots__ = ("_on_refused", "_on_response", "position")
@@ -169,7 +169,7 @@ class StreamedInferCall(GrpcInferCall):
         self._on_refused(self, error)
 
     def pause(self) -> None:
-        """The client does not read: a decoupled model is to wait."""
+        """The client does not read: a decoupled model has to wait."""
         if self.request is not None and self.position is None:
             self.request.pause()
 
@@ -180,7 +180,7 @@ class StreamedInferCall(GrpcInferCall):
 
 
 class ModelInfer:
-    """The handler of a ModelInfer RPC. `forwarding` says which of its metadata become parameters, None: none."""
+    """The handler of a ModelInfer RPC. `forwarding` says which metadata become parameters; None for no metadata."""
 
     __slots__ = ("_call", "_forwarding", "_rpc", "_server")
 

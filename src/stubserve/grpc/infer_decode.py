@@ -1,17 +1,15 @@
 """A ModelInferRequest taken apart at its first level, and read without building messages.
 
-What decides where a request goes (model, version, id), what describes it (parameters, inputs, outputs) and where its
-raw tensors lie are found in one pass over the fields (`split`), 2 to 3 µs for a usual request whatever its size. A
-field costs about half a microsecond however short it is, and a message may be made of millions of them: no more than
-MAX_FIELDS are read.
+One pass over the fields (`split`) finds the target of a request (model, version, id), its description (parameters,
+inputs, outputs) and its raw tensors, in 2 to 3 µs for a usual request of any size. A field costs about half a
+microsecond however short it is, and a message may have millions of them: at most MAX_FIELDS are read.
 
-Nearly all requests have raw contents and nothing wrong. Those are read in one pass over their inputs: an input begins
-with its name and data type, which are known from the request before, and goes on with its dimensions, a byte each; all
-lengths in it are one byte. What is asked for beside the inputs is remembered by its bytes. Whatever the pass does not
-expect ends it; then `infer_message` reads the description, for the values that it then has or the error that it
-deserves. Raw contents are copied once, from the message to the arena.
+Nearly all requests are valid and have raw contents. One pass over their inputs reads those: an input begins with its
+name and data type, known from an earlier request, and goes on with its dimensions, a byte each; all its lengths are one
+byte. Parameters and outputs are remembered by their bytes. At anything unexpected the pass ends, and `infer_message`
+reads the description, for its values or its error. Raw contents are copied once, from the message to the arena.
 
-Ownership: every tensor of a decoded request that lies in a block holds it once. When decoding fails nothing is held.
+Ownership: a decoded request holds the block of each tensor that lies in one. When decoding fails nothing is held.
 """
 
 from __future__ import annotations
@@ -38,13 +36,13 @@ from stubserve.memory.heap_account import MAX_WORDS_BYTES
 Form = TypeVar("Form")
 
 _INT64_MAX = (1 << 63) - 1
-# Of an input: its fields' tags
+# Tags of an input's fields
 _NAME, _DATATYPE, _SHAPE = 0x0A, 0x12, 0x1A
-# What is remembered of a model's requests: so many beginnings of inputs, and what is asked for beside them
+# Remembered per model: so many beginnings of inputs, and so many sets of parameters and outputs
 FORMS = 256
 _FORM_BYTES = 4096
 _ALL = ReplyFormat(None, True)
-# Parameters, inputs, outputs and raw contents together.
+# Parameters, inputs, outputs and raw contents together
 MAX_FIELDS = 2048
 
 _MODEL_NAME = 0x0A
@@ -56,9 +54,9 @@ _RAW = 0x3A
 
 
 class Envelope:
-    """`inputs` and `raw` are the (start, end) of inputs and of raw contents in the message, without tags and lengths.
+    """A message's first level. `inputs` and `raw` are (start, end) in the message, without tags and lengths.
 
-    `others` is the bytes of all parameters and outputs. It lives no longer than the message, which it knows.
+    `others` is the bytes of all parameters and outputs. An envelope must not outlive its message, to which it refers.
     """
 
     __slots__ = ("_data", "_runs", "id", "inputs", "model_name", "model_version", "others", "raw")
@@ -71,7 +69,7 @@ class Envelope:
         self.others = b""
         self.raw: list[tuple[int, int]] = []
         self._data = data
-        # Where parameters, inputs and outputs are
+        # The places of parameters, inputs and outputs
         self._runs: list[tuple[int, int]] = []
 
     @property
@@ -81,12 +79,12 @@ class Envelope:
 
 
 def split(data: bytes | memoryview) -> Envelope:
-    """Takes a message apart. Raises Malformed, also where it has more than MAX_FIELDS fields, or a very long name."""
+    """Takes a message apart. Raises Malformed, also for more than MAX_FIELDS fields and for a very long name."""
     envelope = Envelope(data)
     raw = envelope.raw
     inputs = envelope.inputs
     others: list[bytes | memoryview] = []
-    start = stop = 0  # of the run of description fields at hand
+    start = stop = 0  # of the current run of description fields
     at = 0
     end = len(data)
     try:
@@ -146,7 +144,7 @@ def split(data: bytes | memoryview) -> Envelope:
 
 
 def first_raw(beginning: memoryview) -> int:
-    """Where in a message, of which this is the beginning, the first raw contents start; 0 if that is not seen here."""
+    """The position of the first raw contents in a message with this beginning; 0 if the beginning does not show it."""
     try:
         for tag, _, content, _ in islice(fields(beginning), MAX_FIELDS):
             if tag == _RAW:
@@ -165,10 +163,10 @@ def decode(
     offset: int = 0,
     regions: ClientRegions | None = None,
 ) -> tuple[Request, ReplyFormat]:
-    """The request that a message makes. Raises ServeError, and Malformed where the description is none.
+    """The request that a message makes. Raises ServeError, and Malformed for a malformed description.
 
-    Where `block` is given the message lies in it at arena `offset`, and raw contents stay there. `regions` are clients'
-    shared memory, None where that may not be used.
+    With `block` the message lies in it at arena `offset`, and raw contents stay there. `regions` are clients' shared
+    memory, None where that may not be used.
     """
     placer = BodyPlacer(data, block, offset, store, regions)
     try:
@@ -185,7 +183,7 @@ def decode(
 def _read(
     data: bytes | memoryview, envelope: Envelope, signature: Signature, placer: BodyPlacer
 ) -> tuple[Request, ReplyFormat] | None:
-    """The request of a message without anything unusual; None where `decode_message` is to read it."""
+    """The request of a usual message; None where `decode_message` must read it."""
     places = envelope.raw
     if len(envelope.inputs) != len(places):
         return None
@@ -229,7 +227,7 @@ def _read(
 
 
 def _read_front(front: bytes) -> tuple[str, int] | None:
-    """The name and the data type that an input begins with; None if it does not begin with these, or not so shortly."""
+    """The name and data type with which an input begins; None if it begins otherwise, or not with short lengths."""
     length = front[1]
     at = 2 + length
     if front[0] != _NAME or length >= 0x80 or front[at] != _DATATYPE or front[at + 1] >= 0x80:
@@ -244,7 +242,7 @@ def _read_front(front: bytes) -> tuple[str, int] | None:
 
 
 def _varints(data: bytes) -> tuple[int, ...]:
-    """Dimensions, of which one has more than seven bits. Raises Malformed, also for negative ones."""
+    """Dimensions of which one has more than seven bits. Raises Malformed, also for negative ones."""
     values = []
     at = 0
     while at < len(data):
@@ -256,7 +254,7 @@ def _varints(data: bytes) -> tuple[int, ...]:
 
 
 def _read_others(others: bytes, signature: Signature) -> tuple[RequestOptions, ReplyFormat] | None:
-    """What parameters and outputs ask for; None where there is something wrong with them."""
+    """The meaning of parameters and outputs; None if anything is wrong with them."""
     known: dict[bytes, tuple[RequestOptions, ReplyFormat]] = signature.memo.setdefault("grpc-others", {})
     found = known.get(others)
     if found is None:
@@ -264,7 +262,7 @@ def _read_others(others: bytes, signature: Signature) -> tuple[RequestOptions, R
             message = service_pb2.ModelInferRequest.FromString(others)
             options, empty_final = read_parameters(message.parameters)
             if any("shared_memory_region" in item.parameters for item in message.outputs):
-                return None  # regions come and go: what is remembered must not know any
+                return None  # regions come and go, so nothing that is remembered may refer to one
             slots = read_outputs(message.outputs, None)
         except (DecodeError, ServeError):
             return None

@@ -1,7 +1,6 @@
 """An inference response as a ModelInferResponse or ModelStreamInferResponse, written as bytes.
 
-Outputs are always raw and not copied: the message is a list of buffers, of which those of large outputs are views of
-where they lie.
+Outputs are always raw and never copied: the message is a list of buffers, and large outputs are views of their memory.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from stubserve.inference.request import Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, write_output
 
-# An output of more bytes is made into classes in steps.
+# A larger output (bytes) is made into classes in steps.
 LARGE_OUTPUT = 64 * 1024
 
 _DOUBLE = Struct("<d")
@@ -32,9 +31,8 @@ _OUTPUT = 5
 _SHAPE = 3
 _RAW_TAG = b"\x32"
 _OUTPUT_TAG, _SHAPE_TAG = 0x2A, 0x1A
-# An output of fewer bytes without its data has a length of one byte.
+# For an output below this size (bytes), its data aside, one byte holds its length.
 _SHORT = 0x80 - 2
-# The parameter triton_final_response, in its two values.
 _FINAL = {
     final: field(_PARAMETERS, field(1, b"triton_final_response") + field(2, b"\x08\x01" if final else b"\x08\x00"))
     for final in (True, False)
@@ -46,7 +44,7 @@ def encode(
 ) -> Parts:
     """The ModelInferResponse of a response without error. Raises ServeError. Outputs not asked for are left out.
 
-    Within a stream it lies inside a ModelStreamInferResponse, and a parameter says whether it is the last.
+    In a stream it lies inside a ModelStreamInferResponse, and a parameter says whether it is the last.
     """
     slots = reply_format.slots
     head = [_model(signature.model, signature.version)]
@@ -78,7 +76,7 @@ def encode(
 
 
 def takes_long(response: Response, slots: Mapping[str, Slot]) -> bool:
-    """Whether a response should be encoded in steps: because of classes, or for its client's shared memory."""
+    """Whether to encode a response in steps: for its classes, or because it goes into its client's shared memory."""
     for tensor in response.outputs:
         if tensor.nbytes > LARGE_OUTPUT and tensor.name in slots and slots[tensor.name].classification:
             return True
@@ -88,10 +86,7 @@ def takes_long(response: Response, slots: Mapping[str, Slot]) -> bool:
 def encode_steps(
     id: str, response: Response, signature: Signature, reply_format: ReplyFormat, in_stream: bool, keep: Keep
 ) -> LongWork[Parts]:
-    """As `encode`, with classes, and what goes into clients' shared memory, made first, in steps.
-
-    Calls `keep(nbytes)` for what it makes.
-    """
+    """As `encode`, but first makes classes and fills shared memory, in steps. Calls `keep(nbytes)` for memory."""
     slots = reply_format.slots or {}
     outputs = []
     for tensor in response.outputs:
@@ -110,13 +105,13 @@ def encode_steps(
 
 
 def encode_stream_error(message: str, id: str, model: tuple[str, str] | None, final: bool) -> Parts:
-    """An error within a stream. `model` is name and version as asked for, None where the request was not executed."""
+    """An error within a stream. `model` is name and version as asked for, None if the request was not executed."""
     response = _facts(id, model) + (_FINAL[final] if model is not None else b"")
     return [field(1, message.encode("utf-8", "replace")) + field(2, response)]
 
 
 def encode_empty_final(id: str, model: tuple[str, str]) -> Parts:
-    """The response without outputs that tells a stream of the end of a request's responses."""
+    """A response without outputs, which marks the end of a request's responses in a stream."""
     return [field(2, _facts(id, model) + _FINAL[True])]
 
 
@@ -131,7 +126,6 @@ def _model(name: str, version: int) -> bytes:
 
 
 def _output(name: str, datatype: int, shape: Sequence[int]) -> bytes:
-    """An output without its data."""
     front = _output_front(name, datatype)
     if not shape:
         return field(_OUTPUT, front)

@@ -1,7 +1,7 @@
-"""A ModelInferRequest read by way of the generated message: checked in upstream's order, refused in upstream's words.
+"""Reads a ModelInferRequest through the generated message, with upstream's order of checks and upstream's errors.
 
-Some parameters are the protocol's (sequences, priority, timeout, shared memory, classification); the others are the
-model's.
+Parameters for sequences, priority, timeout, shared memory and classification are the protocol's; others go to the
+model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 
-# Of one tensor; numpy's arrays have no more than 64.
+# Of one tensor; numpy's arrays have at most 64.
 MAX_DIMS = 1024
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
@@ -35,9 +35,9 @@ _CHOICES = ("int64_param", "bool_param", "string_param", "double_param")
 def decode_message(
     description: bytes, id: str, raw: list[tuple[int, int]], signature: Signature, placer: BodyPlacer
 ) -> tuple[Request, ReplyFormat]:
-    """The request that a description (parameters, inputs and outputs) makes with these raw contents of its message.
+    """The request of a description (parameters, inputs and outputs) with the raw contents of its message.
 
-    Raises ServeError, and Malformed where the description is none.
+    Raises ServeError, and Malformed for a malformed description.
     """
     try:
         message = service_pb2.ModelInferRequest.FromString(description)
@@ -59,7 +59,7 @@ def decode_message(
 def _read_inputs(
     inputs: Any, raw: list[tuple[int, int]], signature: Signature, placer: BodyPlacer
 ) -> tuple[list[Tensor], bool]:
-    """The inputs, and whether any lies in shared memory of its client."""
+    """The inputs, and whether any lies in its client's shared memory."""
     tensors: list[Tensor] = []
     in_regions = False
     left = iter(raw)
@@ -98,7 +98,7 @@ def _read_inputs(
 
 
 def read_parameters(parameters: Any) -> tuple[RequestOptions, bool]:
-    """The options that parameters are, and whether a stream wants an empty final response. Raises ServeError."""
+    """The options that the parameters set, and whether a stream wants an empty final response. Raises ServeError."""
     empty_final = False
     options: dict[str, Any] = {}
     others: dict[str, Any] = {}
@@ -121,7 +121,7 @@ def read_parameters(parameters: Any) -> tuple[RequestOptions, bool]:
 
 
 def _value(key: str, parameter: Any, types: tuple[str, ...]) -> Any:
-    """The value of a parameter of one of these types. Raises ServeError."""
+    """The value of a parameter that has one of these types. Raises ServeError."""
     choice = parameter.WhichOneof("parameter_choice")
     if choice not in types:
         raise _wrong_type(key, f"{' or '.join(types)}.")
@@ -138,10 +138,7 @@ def _wrong_type(key: str, expected: str) -> ServeError:
 
 
 def read_outputs(outputs: Any, placer: BodyPlacer | None) -> dict[str, Slot] | None:
-    """The requested outputs, None for all. Of two of one name one is left.
-
-    Raises ServeError. Without a placer none of them may be wanted in shared memory.
-    """
+    """The requested outputs, None for all. Raises ServeError. Without a placer none may go into shared memory."""
     slots: dict[str, Slot] = {}
     for item in outputs:
         region = shared_memory(item)
@@ -164,7 +161,7 @@ def read_outputs(outputs: Any, placer: BodyPlacer | None) -> dict[str, Slot] | N
 
 
 def shared_memory(item: Any) -> tuple[str, int, int] | None:
-    """Region, offset and size of a tensor in shared memory, None of another one. Raises ServeError."""
+    """Region, offset and size of a tensor in shared memory; None for any other tensor. Raises ServeError."""
     parameters = item.parameters
     if not parameters:
         return None

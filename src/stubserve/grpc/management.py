@@ -1,4 +1,4 @@
-"""The unary RPCs of GRPCInferenceService but inference."""
+"""The unary RPCs of GRPCInferenceService, except inference."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ManagementRpcs:
         try:
             ready = not await self._model(request).check_ready()
         except ServeError as error:
-            # Of a model that is not there, or not ready, it is an answer; over HTTP it is an error.
+            # A missing model and a model that is not ready are answers here; over HTTP they are errors.
             if error.code not in (Code.NOT_FOUND, Code.UNAVAILABLE):
                 raise
             ready = False
@@ -160,7 +160,7 @@ def _check_repository(request: Any) -> None:
         raise management.no_repository_name()
 
 
-# How a setting is sent, and what upstream calls that when it is not
+# The field in which a setting is sent, and upstream's name for that kind in errors
 _LOG_KINDS = {
     "log_info": ("bool_param", "boolean"),
     "log_warning": ("bool_param", "boolean"),
@@ -171,7 +171,7 @@ _LOG_KINDS = {
 
 
 def _log_changes(settings: Any) -> dict[str, Any]:
-    """The settings to change, for `LogSettings.update`. Raises ServeError, texts as upstream's."""
+    """The settings to change, for `LogSettings.update`. Raises ServeError with upstream's texts."""
     if "log_file" in settings:
         raise management.fixed_log_file()
     changes = {}
@@ -187,7 +187,7 @@ def _log_changes(settings: Any) -> dict[str, Any]:
 
 
 def _trace_changes(settings: Any) -> dict[str, Any]:
-    """The fields to change, for `Tracing.update`; a setting without a value is taken back. Raises ServeError."""
+    """The fields to change, for `Tracing.update`; a setting without a value is reset. Raises ServeError."""
     changes: dict[str, Any] = {}
     if "trace_file" in settings:
         raise management.fixed_trace_file()
@@ -204,7 +204,7 @@ def _trace_changes(settings: Any) -> dict[str, Any]:
     return changes
 
 
-# RPC -> what `--grpc-restricted-protocol` calls its kind, and its coroutine.
+# RPC -> its kind as in `--grpc-restricted-protocol`, and its coroutine
 METHODS = {
     "ServerLive": ("health", ManagementRpcs.server_live),
     "ServerReady": ("health", ManagementRpcs.server_ready),

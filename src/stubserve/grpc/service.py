@@ -1,4 +1,4 @@
-"""Which RPCs there are: path -> method. What a transport serves; and the handlers of those that do not infer."""
+"""The RPCs that a transport serves: path -> method; and the handlers of those that do not infer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stubserve.grpc.transport import INTERNAL, MAX_MESSAGE_BYTES, Handler, Metho
 from stubserve.grpc.wellknown import HEALTH, HEALTH_REQUEST, REFLECTION, HealthWatch, Reflection, check_health
 from stubserve.memory.blocks import Block
 
-# Of what neither infers nor loads; such a question is a name or two.
+# For RPCs that neither infer nor load: their requests are a name or two.
 MAX_QUESTION_BYTES = 1 << 20
 
 _RESTRICTED_PREFIX = "triton-grpc-protocol-"
@@ -62,16 +62,16 @@ class Unary(Handler):
 
 
 class Refused(Handler):
-    """The handler of an RPC that is answered with an error whatever it says."""
+    """The handler of an RPC that is always answered with an error."""
 
     def __init__(self, call: Rpc, error: ServeError) -> None:
         call.finish(error.code.grpc_status, error.message)
 
 
 class Service:
-    """The RPCs of one server. `access` says who may use which; None for everybody.
+    """The RPCs of one server. `access` has the rules for using them; None: everybody may use all.
 
-    With `logs_calls` each has a line in the log when it is over.
+    With `logs_calls` each call has a line in the log when it is over.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Service:
         self._forwarding = HeaderForwarding(forward_pattern) if forward_pattern else None
         self._access = access
         self._logs_calls = logs_calls
-        # Those of RPCs that go on until their clients end them
+        # The handlers of RPCs that go on until their clients end them
         self._endless: weakref.WeakSet[Handler] = weakref.WeakSet()
         rpcs = ManagementRpcs(server)
         self.methods: dict[str, Method] = {}
@@ -102,7 +102,7 @@ class Service:
             self._add(f"/{package}.ServerReflection/ServerReflectionInfo", "metadata", method)
 
     def stop(self) -> None:
-        """Has the RPCs that would go on for ever end once what they are busy with is done."""
+        """Ends the RPCs that would go on for ever, once their current work is done."""
         for handler in list(self._endless):
             handler.stop()
 
@@ -147,7 +147,7 @@ class Service:
 def rpc_access(
     restricted: Mapping[str, tuple[str, str]], tokens: Tokens | None, open_kinds: Collection[str]
 ) -> Access | None:
-    """The rules of gRPC; None where there are none. `restricted` as `Access` has it, keys without Triton's prefix."""
+    """The rules of gRPC; None without any. `restricted` is that of `Access`, its keys without Triton's prefix."""
     if not restricted and tokens is None:
         return None
     prefixed = {kind: (_RESTRICTED_PREFIX + key, value) for kind, (key, value) in restricted.items()}

@@ -1,17 +1,17 @@
 """ModelStreamInfer: any number of requests on one stream, also to different models.
 
 Guarantees:
-- requests enter their models in the order of their messages, however long the server looks at one of them;
-- responses of models that are not decoupled leave in the order of their requests, whichever is ready first; those of
-  decoupled models leave when they come, each request's own in order;
+- requests enter their models in the order of their messages, however long the server works on one of them;
+- responses of models that are not decoupled leave in the order of their requests; responses of decoupled models leave
+  when they come, those of one request in order;
 - an error is a message and ends neither the stream nor other requests. With the metadata `triton_grpc_error: true` the
-  first error that a model's execution ends in ends the stream, with its status; what the server itself refuses is a
-  message even then, as upstream has it;
-- when the client has said all, the stream ends after the last response; when the client is gone, everything that is
-  under way is cancelled;
-- memory is bounded: while the client does not read it is not read from either, and decoupled models that answer it
-  wait (`Request.pause`); nor is it while MAX_UNDER_WAY of its requests are under way. What it has sent by then, within
-  its window (2 MiB), is still taken.
+  first error of a model's execution ends the stream, with its status; as upstream has it, an error of the server itself
+  is a message even then;
+- after the client's last request the stream ends with the last response; when the client is gone, everything under way
+  is cancelled;
+- memory is bounded: the server does not read from a client that does not read, or that has MAX_UNDER_WAY requests under
+  way. Decoupled models that answer a client that does not read wait (`Request.pause`). What a client has sent by then,
+  within its window (2 MiB), is still taken.
 """
 
 from __future__ import annotations
@@ -43,19 +43,18 @@ class ModelStreamInfer(Handler):
         self._rpc = rpc
         self._forwarded = forwarded
         self._strict = strict
-        # Requests under way, and the positions of those whose model is not decoupled
+        # Requests under way, and the positions of those to models that are not decoupled
         self._under_way: dict[StreamedInferCall, None] = {}
         self._positions: deque[Position] = deque()
-        # What is to be done before the next of them may enter
+        # The work to be done before the next request may enter
         self._jobs = OrderedJobs(server.offload)
-        # Where the stream stands
         self._closed = False
         self._half_closed = False
         self._writable = True
         self._reading = True
         self._stopping = False
 
-    # What the transport tells
+    # Called by the transport
 
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
         if self._closed:
@@ -100,16 +99,16 @@ class ModelStreamInfer(Handler):
         self._cancel_all()
 
     def stop(self) -> None:
-        """What is under way is answered, and then the stream ends."""
+        """Answers what is under way, then ends the stream."""
         self._stopping = True
         self._end_if_done()
 
-    # What requests tell
+    # Called by requests
 
     def _begun(self, call: StreamedInferCall, nothing: object = None) -> None:
-        """A request has got to its model, or it was refused."""
+        """A request has reached its model, or was refused."""
         if not self._writable:
-            # It was on its way already when reading was paused.
+            # Reading was paused when the request was on its way already.
             call.pause()
 
     def _on_refused(self, call: StreamedInferCall, error: ServeError) -> None:
@@ -117,7 +116,7 @@ class ModelStreamInfer(Handler):
         self._read_or_not()
 
     def _refuse(self, call: StreamedInferCall | None, id: str, text: str) -> None:
-        """A request that never got to its model."""
+        """Answers a request that never reached its model."""
         if self._closed:
             return
         position = None
@@ -152,7 +151,7 @@ class ModelStreamInfer(Handler):
                     answer = _or_error(answer, id, asked_for, response.final)
                 blocks = held_blocks(response)
             except ServeError as wrong:
-                error = wrong.with_traceback(None)  # for that knows this frame
+                error = wrong.with_traceback(None)  # the traceback refers to this frame
         if error is not None:
             if self._strict:
                 self._close(error.code.grpc_status, error.message)

@@ -28,22 +28,22 @@ UNAVAILABLE = 14
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 
-# What a verbose log says of an RPC's path.
+# Lines of a verbose log, with an RPC's path
 REQUEST_LINE = "gRPC request: %s"
 CANCELLATION_LINE = "Cancellation notification received for %s"
 
 Parts = Sequence["bytes | memoryview"]
-# Told of so many bytes before they are kept in the heap; raises ServeError where there is no memory for them.
+# Called with a number of bytes before they are kept in the heap; raises ServeError if memory is short.
 Keep = Callable[[int], None]
 # Makes a message, in steps.
 Making = Callable[[Keep], LongWork[Parts]]
-# A message that is there, or is still to be made.
+# A message, or the work that makes it
 Answer = Parts | Making
 Metadata = Sequence[tuple[str, "str | bytes"]]
 
 
 def end_of(error: BaseException, doing: str = "request was handled") -> tuple[int, str]:
-    """Status and text with which an error ends its RPC. A fault of ours is logged."""
+    """Status and text with which an error ends its RPC. Logs an error of our own."""
     if isinstance(error, Malformed):
         return error.status, error.text
     if not isinstance(error, ServeError):
@@ -53,13 +53,12 @@ def end_of(error: BaseException, doing: str = "request was handled") -> tuple[in
 
 
 def values_of(metadata: Metadata, name: str) -> list[bytes]:
-    """The values of a key, which is in lower case."""
+    """The values of a key; `name` is in lower case."""
     return [value if isinstance(value, bytes) else value.encode() for key, value in metadata if key == name]
 
 
 class Rpc(Protocol):
-    """One RPC, as the service answers it. After `reply` or `finish` nothing further may be sent; cancelled calls
-    swallow everything."""
+    """One RPC, for the service. After `reply` or `finish` nothing may be sent; cancelled calls ignore everything."""
 
     @property
     def peer(self) -> str:
@@ -68,51 +67,51 @@ class Rpc(Protocol):
 
     @property
     def ended(self) -> int | None:
-        """The status with which it has ended, whoever ended it; None while it goes on."""
+        """The status with which the RPC has ended, from either side; None while it goes on."""
         ...
 
     def metadata(self) -> Metadata:
-        """What the client sent along, keys in lower case."""
+        """The client's metadata, keys in lower case."""
         ...
 
     def reply(self, answer: Answer, blocks: Sequence[Block]) -> None:
-        """The one message of a unary RPC, and success. The blocks are only promised until this returns.
+        """Sends the one message of a unary RPC, and success. The blocks are only promised until this returns.
 
-        Where making the message raises ServeError the RPC ends in that.
+        If making the message raises ServeError, the RPC ends with that error.
         """
         ...
 
     def send(self, answer: Answer, blocks: Sequence[Block]) -> bool:
-        """One message of several; what is sent afterwards waits for one that is still to be made.
+        """Sends one message of several; later messages wait for a message that is still to be made.
 
-        False if the client reads slower than this: `on_writable` tells when to go on. What is sent nevertheless is
-        kept, so a caller that does not wait makes the server grow.
+        False if the client reads slowly: `on_writable` tells when to go on. Messages sent before that are kept, so a
+        caller that does not wait makes the server grow.
         """
         ...
 
     def finish(self, status: int, message: str = "") -> None:
-        """The end, with a gRPC status."""
+        """Ends the RPC with a gRPC status."""
         ...
 
     def pause_reading(self) -> None:
-        """No further messages of the client's, until `resume_reading`; those already on their way may still come."""
+        """Takes no further messages until `resume_reading`; those already on their way may still come."""
         ...
 
     def resume_reading(self) -> None: ...
 
 
 class Handler(Protocol):
-    """One RPC, as the transport tells of it. A handler that inherits this does nothing unless it says what.
+    """One RPC, for the transport. A handler that inherits this ignores the events that it does not override.
 
-    An RPC that goes on until its client ends it is told with `stop` that the server stops.
+    `stop` tells an RPC that goes on until its client ends it that the server stops.
     """
 
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
-        """A message of the client's. Where it lies in the arena, `block` is promised until this returns."""
+        """A message of the client. If it lies in the arena, `block` is promised until this returns."""
         return
 
     def on_half_close(self) -> None:
-        """The client has said all it will say. Not called for unary RPCs, whose one message says that."""
+        """The client sends no more. Not called for unary RPCs: their one message implies it."""
         return
 
     def on_writable(self) -> None:
@@ -124,18 +123,18 @@ class Handler(Protocol):
         return
 
     def stop(self) -> None:
-        """The RPC ends, once it has done what it is busy with."""
+        """Ends the RPC once its current work is done."""
         return
 
 
-# Looks at a large message; where it has to be read first gives the work that makes it anew, in pieces.
+# Looks at a large message; if it has to be rewritten first, gives the work that does so, in pieces.
 Prepare = Callable[["bytes | memoryview"], "Making | None"]
 
 
 class Method(NamedTuple):
-    """One RPC of the service. A `unary` one gets one message; `infers` says that its replies may be compressed.
+    """One RPC of the service. A `unary` RPC gets one message; `infers` says that its replies may be compressed.
 
-    What `prepare` makes of a large message the handler gets in its place. No message may be longer than `max_bytes`.
+    The handler gets the result of `prepare` in place of a large message. No message may be longer than `max_bytes`.
     """
 
     open: Callable[[Rpc], Handler]

@@ -1,8 +1,8 @@
 """The services that any gRPC server may have beside its own: health, and reflection.
 
-`grpc.health.v1` has Check and Watch. Like upstream's, they speak of the server as a whole, whichever service is named.
-By reflection tools such as grpcurl learn the services and their messages from the server. Their messages are described
-here: the packages that have them would pin protobuf.
+`grpc.health.v1` has Check and Watch. Like upstream's, they report on the server as a whole, whichever service is named.
+With reflection tools such as grpcurl learn the services and their messages from the server. The messages of both are
+described here, because the packages that contain them would pin protobuf.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ message ErrorResponse: int32 error_code = 1; string error_message = 2
 service ServerReflection: ServerReflectionInfo(stream ServerReflectionRequest) returns (stream ServerReflectionResponse)
 """
 
-# The messages of health, and those of reflection by package
+# The messages of health, and by package those of reflection
 health: Any = add_file("grpc/health/v1/health.proto", HEALTH, _HEALTH)
 reflection: dict[str, Any] = {
     package: add_file(package.replace(".", "/") + "/reflection.proto", package, _REFLECTION) for package in REFLECTION
@@ -56,7 +56,7 @@ reflection: dict[str, Any] = {
 HEALTH_REQUEST = health.HealthCheckRequest
 _HEALTH_RESPONSE = health.HealthCheckResponse
 _SERVING, _NOT_SERVING = 1, 2
-# How often a watched server looks whether it is still ready: models may answer that themselves, so nothing tells.
+# How often a Watch looks whether the server is still ready: models may answer that themselves, so no event tells.
 _WATCH_INTERVAL_S = 1.0
 _NOT_FOUND = 5
 
@@ -68,7 +68,7 @@ async def check_health(server: ServerFacts) -> Any:
 
 
 class HealthWatch(Handler):
-    """The handler of a Watch: the status now, and again whenever it changes, until the client has enough."""
+    """The handler of a Watch: sends the status now and at each change, until the client ends the call."""
 
     def __init__(self, server: ServerFacts, call: Rpc, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep):
         self._server = server
@@ -101,7 +101,7 @@ class HealthWatch(Handler):
 
 
 class Reflection(Handler):
-    """The handler of ServerReflectionInfo of `package`; `services` are the full names of what is served."""
+    """The handler of ServerReflectionInfo of `package`; `services` are the full names of the services served."""
 
     def __init__(self, call: Rpc, package: str, services: list[str]) -> None:
         self._call = call
@@ -124,7 +124,7 @@ class Reflection(Handler):
         self._call.finish(OK)
 
     def stop(self) -> None:
-        """The server stops: there is nothing under way that a client could wait for."""
+        """The server stops: nothing is under way that a client could wait for."""
         self._call.finish(UNAVAILABLE, "Server exiting")
 
     def _answer(self, request: Any, response: Any) -> None:
@@ -138,7 +138,7 @@ class Reflection(Handler):
             elif wanted == "file_containing_symbol":
                 self._add_files(response, POOL.FindFileContainingSymbol(request.file_containing_symbol))
             else:
-                # None of the services has extensions.
+                # No service has extensions.
                 response.error_response.error_code = UNIMPLEMENTED if wanted is None else _NOT_FOUND
                 response.error_response.error_message = "there are no extensions here"
         except KeyError as error:
@@ -146,7 +146,7 @@ class Reflection(Handler):
             response.error_response.error_message = str(error.args[0]) if error.args else "not found"
 
     def _add_files(self, response: Any, file: FileDescriptor) -> None:
-        """A file and everything that it imports."""
+        """Adds a file and everything that it imports."""
         queue, seen = [file], set()
         while queue:
             one = queue.pop()

@@ -1,7 +1,4 @@
-"""Protobuf's wire format, as far as inference messages need it by hand.
-
-Only what is on every request's way is read and written here; all else goes through the generated messages.
-"""
+"""Protobuf's wire format, for the messages on every request's way; all else goes through the generated messages."""
 
 from __future__ import annotations
 
@@ -21,14 +18,14 @@ _MAX_TAG = 0xFFFF_FFFF
 
 
 class Malformed(Exception):
-    """The bytes are no protobuf message of the type that was expected. `status` and `text` are what the RPC ends in."""
+    """The bytes are no protobuf message of the expected type. The RPC ends with `status` and `text`."""
 
     status = 13
     text = "Unable to parse request"
 
 
 class TooManyParts(Malformed):
-    """The bytes may well be a message, but it is made of more parts than any client of good will needs."""
+    """The bytes may be a message, but have more parts than any honest client needs."""
 
     status = 8
 
@@ -38,7 +35,7 @@ class TooManyParts(Malformed):
 
 
 class TooLong(Malformed):
-    """It says more beside its tensors than anybody can mean."""
+    """The message has more text beside its tensors than any honest client needs."""
 
     status = 8
     text = WORDS_TEXT
@@ -62,7 +59,7 @@ def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
 def read_tag(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """The tag at `at` (number and wire type of a field) and the position behind it.
 
-    It may be longer than it need be, and is refused where protobuf's parser does so. Raises Malformed.
+    It may be longer than necessary, and is refused where protobuf's parser refuses it. Raises Malformed.
     """
     tag, behind = read_varint(data, at)
     if behind > at + _MAX_TAG_BYTES or not _FIRST_TAG <= tag <= _MAX_TAG:
@@ -71,7 +68,7 @@ def read_tag(data: bytes | memoryview, at: int) -> tuple[int, int]:
 
 
 def skip(data: bytes | memoryview, at: int, wire_type: int) -> int:
-    """The position behind the value that begins at `at`. Raises Malformed, also for groups, which nobody sends."""
+    """The position behind the value that begins at `at`. Raises Malformed, also for groups, which no client sends."""
     if wire_type == VARINT:
         return read_varint(data, at)[1]
     if wire_type == LENGTH:
@@ -89,9 +86,9 @@ def skip(data: bytes | memoryview, at: int, wire_type: int) -> int:
 
 
 def fields(data: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Of each field its tag, and where it begins, its content begins, and it ends. Raises Malformed.
+    """For each field: its tag, the positions where it and its content begin, and its end. Raises Malformed.
 
-    The last one ends behind the data where they are only the beginning of a message.
+    If the data are only the beginning of a message, the last field ends behind them.
     """
     at = 0
     while at < len(data):
@@ -106,7 +103,7 @@ def fields(data: bytes | memoryview) -> Iterator[tuple[int, int, int, int]]:
 
 
 def varint(value: int) -> bytes:
-    """A number below 2^64; negative ones as two's complement in 64 bits."""
+    """A number below 2^64; negative numbers as two's complement in 64 bits."""
     if 0 <= value < 0x80:
         return bytes((value,))
     value &= 0xFFFF_FFFF_FFFF_FFFF

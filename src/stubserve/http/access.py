@@ -1,8 +1,8 @@
-"""Who may ask over HTTP: the rights to use routes, and the pages of other origins (`--http-cors-origin`).
+"""The rights to use routes over HTTP, and the pages of other origins (`--http-cors-origin`).
 
-A browser lets a page read an answer only if the answer says that pages of its origin may. Before a request with JSON it
-asks with OPTIONS (a preflight), which the app answers (Starlette's CORSMiddleware); here is what inference, which never
-gets to the app, adds to its replies.
+A browser lets a page read an answer only if the answer allows the page's origin. Before a request with JSON the browser
+asks with OPTIONS (a preflight), which Starlette's CORSMiddleware answers in the app. Inference never gets to the app,
+so this module makes the headers for its replies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INFERENCE = "inference"
 
 ANY = "*"
 METHODS = ("GET", "POST")
-# What a page may read beside the body: where the tensors of a binary answer begin, and how it is compressed.
+# What a page may read beside the body: where the tensors of a binary answer begin, and how it is compressed
 EXPOSED = ("Inference-Header-Content-Length", "Content-Encoding")
 
 _EXPOSE = ("Access-Control-Expose-Headers", ", ".join(EXPOSED))
@@ -30,7 +30,7 @@ Headers = tuple[tuple[str, str], ...]
 def http_access(
     restricted: Mapping[str, tuple[str, str]], tokens: Tokens | None, open_kinds: Collection[str]
 ) -> HttpAccess | None:
-    """The rules of HTTP; None where there are none."""
+    """The rules of HTTP; None where no route is restricted and no tokens are needed."""
     return HttpAccess(restricted, tokens, open_kinds) if restricted or tokens is not None else None
 
 
@@ -45,7 +45,7 @@ class HttpAccess(Access):
         self._names = frozenset(name.encode() for name in self.credentials)
 
     def inference_refusal(self, head: RequestHead) -> ServeError | None:
-        """Why a request with this head may not use inference; None where it may."""
+        """Why a request with this head may not use inference; None if it may."""
         if not self._guards_inference:
             return None
         names = self._names
@@ -56,7 +56,7 @@ class HttpAccess(Access):
 
 
 class Cors:
-    """The origins that are allowed, as `https://example.org`, or `*` for all."""
+    """The origins that are allowed, such as `https://example.org`, or `*` for all."""
 
     def __init__(self, origins: Sequence[str]) -> None:
         self._any: Headers | None = (("Access-Control-Allow-Origin", ANY), _EXPOSE) if ANY in origins else None
@@ -65,7 +65,7 @@ class Cors:
         }
 
     def headers(self, head: RequestHead) -> Headers:
-        """What a reply to a request with this head says; nothing for one that comes from no page."""
+        """The CORS headers of the reply to a request with this head; none if the request does not come from a page."""
         origin = next((value for name, value in head.headers if name.lower() == b"origin"), None)
         if origin is None:
             return ()

@@ -27,7 +27,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class _Digits(Convertor[str]):
-    """A version as it stands in the path. Starlette's own `int` fails where Python refuses to read so long a number."""
+    """A version as text. Starlette's own `int` convertor fails for numbers that are too long for Python's `int()`."""
 
     regex = "[0-9]+"
 
@@ -42,9 +42,9 @@ register_url_convertor("digits", _Digits())
 
 
 class _Methods:
-    """One route as an ASGI app: picks the handler by method and turns what it raises into an answer.
+    """One route as an ASGI app: picks the handler by method and turns its exceptions into answers.
 
-    `kind` is the kind of API whose rules the server has for clients.
+    `kind` is the kind of API, for which the server may have rules of access.
     """
 
     def __init__(self, server: ServerFacts, kind: str, handlers: dict[str, Endpoint]) -> None:
@@ -81,7 +81,6 @@ _Row = tuple[str, str, dict[str, Endpoint]]
 
 
 def _table(server: ServerFacts, try_page: bool) -> list[_Row]:
-    """All routes that have rules."""
     routes = ManagementRoutes(server)
     infer = InferRoute(server)
     trace_settings: dict[str, Endpoint] = {"GET": routes.trace_settings, "POST": routes.update_trace_settings}
@@ -136,8 +135,8 @@ def create_app(
 ) -> Starlette:
     """The app for a server. With `lifespan` (an ASGI host runs it) the app starts and stops the server itself.
 
-    `cors_origins` are those of pages that may ask. `try_page` adds the page on which people try models, and what it and
-    other tools know the models by (OpenAPI). The page itself needs no token: it says nothing of the server.
+    `cors_origins` are the origins whose pages may ask. `try_page` adds the page on which people try models, and the
+    models' description for tools (OpenAPI). The page itself needs no token: it says nothing about the server.
     """
     routes = [Route(path, _Methods(server, kind, handlers)) for path, kind, handlers in _table(server, try_page)]
     if try_page:

@@ -1,4 +1,4 @@
-"""Requests and answers in plain ASGI, as the routes need them, and the rights to use an app."""
+"""Requests and answers in plain ASGI, as the routes need them, and the check of rights before an app."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stubserve.inference.served_model import ServedModel
 
 
 def client_of(server: ServerFacts, request: Request) -> Hashable:
-    """The client's name; None where clients are not told apart."""
+    """The client's name; None where the server does not tell clients apart."""
     ways = server.fair_queues
     if ways is None:
         return None
@@ -35,7 +35,7 @@ def find_model(server: ServerFacts, request: Request) -> ServedModel:
 
 
 def values_of(request: Request, name: str) -> list[bytes]:
-    """The values of a request's header, by its name in lower case."""
+    """The values of a request's header; `name` is in lower case."""
     return [value.encode("latin-1") for value in request.headers.getlist(name)]
 
 
@@ -44,7 +44,7 @@ def json_response(document: Any, status: int = 200) -> Response:
 
 
 def response_of(reply: Reply) -> Response:
-    """A reply of inference."""
+    """A reply of inference as an ASGI response."""
     response = Response(b"".join(reply.parts), reply.status, dict(reply.headers), reply.content_type)
     if reply.json_length is not None:
         response.headers["Inference-Header-Content-Length"] = str(reply.json_length)
@@ -52,7 +52,7 @@ def response_of(reply: Reply) -> Response:
 
 
 def error_response(error: ServeError) -> Response:
-    """As inference tells errors, whose text may quote bytes that are not UTF-8."""
+    """The same answer as inference gives for an error. Its text may quote bytes that are not UTF-8."""
     return response_of(encode_error(error))
 
 
@@ -63,9 +63,9 @@ def not_allowed() -> Response:
 
 @contextlib.asynccontextmanager
 async def body_of(request: Request, server: ServerFacts, limit: int | None = None) -> AsyncIterator[bytes]:
-    """The request's body, counted in the heap's account as long as the context lasts.
+    """The request's body. Its bytes count in the heap's account until the context ends.
 
-    Raises ServeError as soon as it is longer than `limit` bytes (--http-max-input-size), or there is no memory for it.
+    Raises ServeError as soon as it is longer than `limit` bytes (--http-max-input-size), or memory is short.
     """
     share = server.heap.share()
     limit = server.max_input_size if limit is None else limit
@@ -88,7 +88,7 @@ async def body_of(request: Request, server: ServerFacts, limit: int | None = Non
 
 
 def guarded(app: ASGIApp, access: Access | None, kind: str) -> ASGIApp:
-    """The app behind a check of the rules for APIs of this kind; the app itself where there are no rules."""
+    """The app behind a check of the rules for APIs of this kind; the app itself if there are no rules for it."""
     if access is None or not access.guards(kind):
         return app
     rules = access

@@ -1,7 +1,7 @@
-"""Bodies of requests: their limits, where large ones are received, and the chunked transfer coding.
+"""Bodies of requests: their limits, where large bodies are received, and the chunked transfer coding.
 
-uvicorn's parser takes that coding off for the routes that it handles, but does not tell where a message ends in the
-bytes that it was given. A connection that hands single requests to different handlers needs to know.
+uvicorn's parser decodes chunks for the routes that uvicorn handles, but does not tell at which byte a message ends. Our
+connection needs to know, because it hands single requests to different handlers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEFAULT_MAX_INPUT_SIZE = 64 << 20
 LIMIT_HINT = "Use --http-max-input-size to increase the limit."
 # Content-Length is parsed as a 32-bit number upstream.
 MAX_BODY_BYTES = 2**31 - 1
-# Of those that are not empty, as upstream.
+# Chunks that are not empty, as upstream
 MAX_CHUNKS = 65536
 _MAX_LINE = 4096
 
@@ -39,26 +39,19 @@ def too_long_json(nbytes: int | str, limit: int) -> ServeError:
 
 
 def place(server: InferenceServer, head: RequestHead, connection: Hashable, owner: Owner) -> ArenaArrival:
-    """Where a body of known length is received in the arena.
-
-    Raises ServeError (503) when there is no memory for it.
-    """
+    """Where a body of known length is received in the arena. Raises ServeError (503) if memory is short."""
     return server.arrivals.into_arena(connection, owner, head.content_length, start(head))
 
 
 def start(head: RequestHead) -> int:
-    """Where in its block a body begins.
-
-    The JSON header's length is known before the first byte, so the body is placed such that what follows the header,
-    the first tensor, begins at a multiple of ALIGNMENT.
-    """
+    """The offset in its block at which a body begins. It puts the first tensor at a multiple of ALIGNMENT."""
     text = head.header_length or b""
     json_length = int(text) if text.isdigit() and len(text) < 20 else 0
     return -json_length % ALIGNMENT
 
 
 def refusal(head: RequestHead, server: InferenceServer) -> ServeError | None:
-    """Whether a body that is still to come can only end in an error; then there is no reason to collect it."""
+    """The error that a body still to come is certain to end in, so that nobody collects it; None otherwise."""
     assert head.infer is not None
     if head.content_length > MAX_BODY_BYTES:
         return invalid(
@@ -68,27 +61,27 @@ def refusal(head: RequestHead, server: InferenceServer) -> ServeError | None:
     try:
         server.find_model(*head.infer)
     except ServeError as error:
-        return error.with_traceback(None)  # for that knows the frame of the caller
+        return error.with_traceback(None)  # the traceback refers to the caller's frame
     if head.header_length is None and head.content_length > server.max_input_size:
         return too_long_json(head.content_length, server.max_input_size)
     return None
 
 
 class ChunkedBody:
-    """Decodes one body. `done` when its last chunk and trailer have been seen."""
+    """Decodes one body. `done` is true once the last chunk and the trailer have been read."""
 
     def __init__(self) -> None:
         self.done = False
         self._chunks = 0
         self._left = 0
         self._line = bytearray()
-        # What the next line is: a chunk's size, the end of its data, or a part of the trailer
+        # What the next line is: a chunk's size, the end of a chunk's data, or a part of the trailer
         self._expect = "size"
 
     def feed(self, data: bytes, position: int) -> tuple[list[bytes], int]:
-        """Decodes from `position` on: (pieces of the body, position behind what was used).
+        """Decodes from `position` on: (pieces of the body, position behind the last byte used).
 
-        Raises BadRequest for bytes that are no chunked coding, or too many chunks.
+        Raises BadRequest for bytes that are not chunked coding, and for too many chunks.
         """
         pieces = []
         while position < len(data) and not self.done:

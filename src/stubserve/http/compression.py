@@ -18,7 +18,7 @@ IDENTITY = "identity"
 SUPPORTED = "gzip, deflate"
 UNSUPPORTED_TEXT = "Unsupported compression type"
 
-# In one step: what is read of a compressed body, and what is made of it or of an answer.
+# Bytes per step: read of a compressed body; made of a body or of an answer
 _INPUT = 64 * 1024
 _PIECE = 1024 * 1024
 
@@ -35,9 +35,9 @@ _REPLY_FORMAT = {GZIP: 16 + zlib.MAX_WBITS, DEFLATE: zlib.MAX_WBITS}
 
 
 def choose(accept_encoding: bytes) -> str | None:
-    """The encoding that an Accept-Encoding header prefers, None for identity: the highest weight, the first of equals.
+    """The encoding that an Accept-Encoding header weights highest, the first of equals; None for identity.
 
-    Names count as they are written, in lower case; `*` and anything unknown count for nothing.
+    Names count only in lower case; `*` and unknown names are ignored.
     """
     best, best_weight = IDENTITY, 0.0
     for item in accept_encoding.decode("latin-1").split(","):
@@ -52,13 +52,12 @@ def choose(accept_encoding: bytes) -> str | None:
 def decompress(
     body: bytes | memoryview, content_encoding: bytes, limit: int, large: int
 ) -> tuple[bytes | memoryview, RestOfContent | None]:
-    """A body's content; never more than `limit` bytes are made.
+    """A body's content, at most `limit` bytes.
 
-    gzip and zlib are told apart by the body itself, not by the header, and what follows the first stream is ignored.
-    Content of more than `large` bytes is left to the function that comes with the body: `rest(take)` makes all of it,
-    in steps, and hands each piece to `take`.
-    Raises ServeError: UNSUPPORTED for another encoding; INVALID_ARG for an empty body, for one that is not a whole
-    stream (upstream takes what it can get of it), and for one whose content is larger than the limit.
+    The body itself tells gzip from zlib, not the header. Bytes behind the first stream are ignored. Content of more
+    than `large` bytes is left to the function that comes with the body: `rest(take)` decompresses all of it, in steps,
+    and hands each piece to `take`. Raises ServeError: UNSUPPORTED for another encoding; INVALID_ARG for an empty body,
+    for an incomplete stream (upstream takes what it can read of it), and for content larger than the limit.
     """
     encoding = content_encoding.decode("latin-1")
     if encoding in ("", IDENTITY):
@@ -113,7 +112,7 @@ def _too_large(limit: int) -> ServeError:
 def compress(
     parts: Iterable[bytes | memoryview], encoding: str, place: Place
 ) -> LongWork[Sequence[bytes | memoryview]]:
-    """A reply's buffers, compressed as GZIP or DEFLATE; what is made lies where `place` puts it."""
+    """A reply's buffers, compressed as GZIP or DEFLATE; `place` says where the result lies."""
     stream = zlib.compressobj(wbits=_REPLY_FORMAT[encoding])
     compressed: list[bytes | memoryview] = []
     for part in parts:

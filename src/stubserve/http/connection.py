@@ -1,7 +1,7 @@
-"""One HTTP connection: a uvicorn protocol class that knows inference.
+"""One HTTP connection: a uvicorn protocol class that serves inference.
 
-`reader` takes apart what arrives. Here it is decided what becomes of a request: inference is called, and answered; a
-request for another route is passed, byte for byte, to uvicorn's own protocol on the same transport (`fallback`).
+`reader` takes apart the bytes that arrive. The connection starts an inference call and writes the answer, or passes the
+bytes of another route to uvicorn's own protocol on the same transport (`fallback`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._began_ns = 0
         self._body_bytes = 0
 
-    # What the transport tells
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -85,7 +85,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._answer_last(503, "too many connections; the server's log says what to do")
             self._transport.close()
             return
-        # What the kernel has not taken is not collected: a client has to read one answer before it gets another.
+        # Nothing is collected behind the kernel's buffer: a client has to read one answer before it gets another.
         self._transport.set_write_buffer_limits(high=FREE_BYTES)
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn lists its own classes
 
@@ -98,7 +98,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._read_on()
 
     def eof_received(self) -> bool:
-        # A client that is gone and one that only closed its side look the same; the first is common, so: gone.
+        # A client that has gone and a client that only closed its side look the same. The first is common, so: gone.
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -129,7 +129,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._read_on()
 
     def shutdown(self) -> None:
-        """uvicorn is shutting down; whether and when that ends a connection is `OpenConnections.drain`'s to say."""
+        """uvicorn is shutting down. `OpenConnections.drain` decides whether and when that ends a connection."""
 
     # For the lists of connections
 
@@ -157,14 +157,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def give_up(self, error: ServeError) -> None:
-        """Others need the memory of the answer that its client does not read."""
+        """Other requests need the memory of the answer that this client does not read."""
         log.info("closing a connection whose answer was %s", error)
         self._transport.abort()
 
     # Requests
 
     def _read_on(self) -> None:
-        """Takes requests out of what has come, up to one that is to be answered before the next."""
+        """Takes requests out of the data, up to a request that must be answered before the next."""
         reader = self._reader
         try:
             while True:
@@ -193,13 +193,13 @@ class HttpConnection(asyncio.BufferedProtocol):
             reader.settle(self._state is BUSY or self._write_paused)
 
     def _begin(self, head: RequestHead) -> None:
-        """A head has come: decides what becomes of its body."""
+        """A head has come: decides what happens to its body."""
         reader = self._reader
         if self._shared.log_answers:
             self._began_ns, self._body_bytes = time.monotonic_ns(), head.content_length
         access = self._shared.access
         refused = None if access is None else access.inference_refusal(head)
-        # A call of `generate` that has all come needs nothing that only its route sees to.
+        # A complete call of `generate` needs nothing of its route, so it is answered here.
         can_generate = head.generate is not None and reader.has_whole_body and refused is None
         if head.infer is None and (not can_generate or head.content_length > self._shared.server.max_input_size):
             if self._shared.log_requests:
@@ -215,7 +215,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 reader.collect()
                 return
             if head.expects_continue or head.content_length > MAX_BODY_BYTES:
-                # The client may not send the body after this answer, or would send for ever: no way to go on.
+                # After this answer the client may omit the body, or never end sending it: close the connection.
                 self._closing = True
                 self._state = BUSY
                 self._reply(encode_error(refused))
@@ -223,7 +223,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         reader.refusal = None if refused is None else encode_error(refused)
 
     def _on_body(self) -> None:
-        """The request is complete: starts its call, or says why there is none."""
+        """The request is complete: starts its call, or answers why there is none."""
         self._state = BUSY
         reader = self._reader
         if reader.refusal is not None:
@@ -263,12 +263,12 @@ class HttpConnection(asyncio.BufferedProtocol):
                 block.drop()
 
     def _pass_on(self, data: bytes, last: bool) -> None:
-        """Passes on the bytes of a request that is not inference, or some of them."""
+        """Passes bytes of a request for another route to the app; `last` with the end of the request."""
         if self._fallback is None:
             self._fallback = self._make_fallback()
             self._fallback.attach(self._transport, self._done)
         if last:
-            # Before the app has it: the answer may come at once, and must find that it is awaited.
+            # Set first: the app may answer at once, and the connection must be waiting for that answer.
             self._state = BUSY
         self._fallback.data_received(data)
         if last and self._answered_early:
@@ -281,7 +281,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     # Answers
 
     def _reply(self, reply: Reply) -> None:
-        """Answers the request at hand, unless its client has gone."""
+        """Answers the current request, unless its client has gone."""
         if self._state is not BUSY:
             return
         shared = self._shared
@@ -310,7 +310,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         call, self._call = self._call, None
         if shared.log_answers:
             id = call.id if call is not None else ""
-            sent = len(parts[1]) if reply.chunked else total  # without what chunks are framed by
+            sent = len(parts[1]) if reply.chunked else total  # without the framing of the chunks
             shared.log_answer(self._peer(), head, id, reply.status, self._began_ns, self._body_bytes, sent)
         if keep_alive:
             self._done()
@@ -319,9 +319,9 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def _done(self) -> None:
-        """The request at hand is answered; on to the next."""
+        """The current request is answered; takes the next."""
         if self._state is PASS:
-            # The app answered without waiting for the body: what is still to come of it is thrown away.
+            # The app answered without waiting for the body: the rest of the body is thrown away.
             self._answered_early = True
             self._closing = self._closing or self._reader.head.expects_continue
             if not self._closing:
@@ -332,12 +332,12 @@ class HttpConnection(asyncio.BufferedProtocol):
             return
         self._state = HEAD
         if self._reader.paused and not self._write_paused:
-            # From the event loop, not from here: a long pipeline must not become a deep recursion. And in turn: all
-            # clients together that ask without waiting for answers get one in each pass.
+            # The event loop calls this, so that a long pipeline is no deep recursion. All clients that send requests
+            # without waiting for answers share one turn: together they get one answer in each pass of the loop.
             self._shared.server.offload.in_turn(self._read_on)
 
     def _answer_and_close(self, status: int, message: str) -> None:
-        """Answers what cannot be followed by another request."""
+        """Answers bytes after which no further request can be read."""
         self._reader.close()
         self._answer_last(status, message)
         if self._transport.can_write_eof():  # not over TLS

@@ -1,7 +1,4 @@
-"""What uvicorn serves: every route that is not inference, on our connections, and its lines in the access log.
-
-`Fallback` is uvicorn's own HTTP protocol, fed one request at a time by our connection.
-"""
+"""uvicorn's HTTP protocol on our connections, one request at a time, for all routes but inference; its access log."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from uvicorn.server import ServerState
 
 from stubserve.api.access_log import log_answer
 
-# What a route says of its request: the id
+# The scope's key for the request id, which a route sets
 REQUEST_ID = "stubserve.request_id"
 
 
 def uvicorn_config(app: Any, logs_access: bool, **more: Any) -> Config:
-    """What uvicorn needs to know to serve an app as a part of ours; `more` is passed on to it."""
+    """uvicorn's configuration for an app that is a part of our server; `more` is passed on to it."""
     return Config(
         LoggedApp(app) if logs_access else app,
         ws="none",
@@ -36,10 +33,10 @@ def uvicorn_config(app: Any, logs_access: bool, **more: Any) -> Config:
 
 
 class Fallback(HttpToolsProtocol):
-    """Serves the Starlette app on a transport that belongs to somebody else.
+    """Serves the Starlette app on a transport that another object owns.
 
-    The owner feeds the bytes of exactly one request and waits for `on_done` before the next. Keep-alive, reading and
-    the end of the connection stay the owner's business, so this protocol is not in uvicorn's set of connections.
+    The owner feeds the bytes of exactly one request and waits for `on_done` before the next. The owner also handles
+    keep-alive, reading and the end of the connection, so this protocol is not in uvicorn's set of connections.
     """
 
     on_done: Callable[[], None]
@@ -59,7 +56,7 @@ class Fallback(HttpToolsProtocol):
         self.connections.discard(self)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Nothing: clients offer HTTP/2 in this way as a matter of course, and are answered in HTTP/1."""
+        """Logs nothing: clients offer HTTP/2 in this way routinely, and are answered in HTTP/1."""
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

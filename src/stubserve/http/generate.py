@@ -1,9 +1,8 @@
 """`generate` and `generate_stream`: one JSON answer, or any number of server-sent events.
 
-Responses are encoded as they come, for their memory is only promised that long, and collected; whoever writes to the
-client takes all that there is with one write. So a fast model costs a wake-up and a system call per handful of
-responses. When more than PENDING_BYTES wait for a client that reads too slowly, the model is made to wait
-(`Request.pause`).
+A response's memory is only promised while it is delivered, so each response is encoded at once and collected. One write
+to the client takes all that is collected, so a fast model costs a wake-up and a system call per handful of responses.
+When more than PENDING_BYTES wait for a client that reads too slowly, the model has to wait (`Request.pause`).
 """
 
 from __future__ import annotations
@@ -39,11 +38,10 @@ _NOT_ONE = (
 
 
 class GenerateCall(Call):
-    """One call. `start` raises ServeError, or responses come in until `complete`; `news` is set with each.
+    """One call. `start` raises ServeError; otherwise responses come in until `complete`, and each sets `news`.
 
-    A large request may also be refused later, as `begun` tells. Or `on_complete` is called at the end, unless the
-    client has gone; there is no `news` in that case, and the request is not large. `context` gives the `traceparent` of
-    the request.
+    A large request may also be refused later: `begun` raises that error. `on_complete` is called at the end, unless the
+    client has gone; with it there is no `news`, and no large request. `context` gives the `traceparent`.
     """
 
     protocol = "HTTP"
@@ -61,15 +59,15 @@ class GenerateCall(Call):
         self._on_complete = on_complete
         self._server = server
         self._streamed = streamed
-        # What answers that have not been taken keep in the heap
+        # The heap share of answers that have not been taken
         self._texts = server.heap.share()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._responses = 0
-        # Whether the request has got to its model, or why it has not
+        # Whether the request has reached its model, or why it has not
         self._is_submitted = False
         self._refusal: ServeError | None = None
-        # HTTP status by the first response, 0 before it
+        # HTTP status, set by the first response; 0 before
         self.status = 0
         self.complete = False
         self.gone = False
@@ -115,17 +113,17 @@ class GenerateCall(Call):
             self.news.set()
 
     async def begun(self) -> None:
-        """Waits until the request has got to its model. Raises ServeError where it is refused."""
+        """Waits until the request has reached its model. Raises ServeError if it is refused."""
         await self.until(lambda: self._is_submitted or self._refusal is not None)
         refusal, self._refusal = self._refusal, None
         if refusal is not None:
             try:
                 raise refusal
             finally:
-                del refusal  # it knows this frame
+                del refusal  # the error refers to this frame
 
     async def until(self, come: Callable[[], object]) -> None:
-        """Waits until that has come, or the client is gone."""
+        """Waits until `come` returns true, or the client has gone."""
         news = self.news
         assert news is not None
         while not come() and not self.gone:
@@ -133,7 +131,7 @@ class GenerateCall(Call):
             await news.wait()
 
     def cancel(self) -> None:
-        """The client is gone."""
+        """The client has gone."""
         self.gone = True
         self._pending.clear()
         self._texts.drop()
@@ -152,17 +150,17 @@ class GenerateCall(Call):
         return data
 
     def caught_up(self) -> None:
-        """What was taken has been written."""
+        """All that was taken has been written."""
         if self.request is not None and (self.jobs is None or not self.jobs.busy):
             self.request.resume()
 
     def answer(self) -> bytes:
-        """The body of `generate`, once it is complete."""
+        """The body of `generate`, once the call is complete."""
         self._texts.drop()
         return self._pending[0] if self._responses == 1 else _NOT_ONE
 
     def reply(self) -> Reply:
-        """The reply of `generate`, once it is complete: in chunks, as upstream."""
+        """The reply of `generate`, once the call is complete: in chunks, as upstream."""
         body = self.answer()
         reply = Reply(self.status or 200, JSON, None, [b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n"])
         reply.chunked = True
@@ -170,9 +168,9 @@ class GenerateCall(Call):
 
     def respond(self, request: Request, response: Response) -> None:
         if response.error is not None and response.outputs and self._streamed:
-            # What the model had sent before it failed is an event of its own.
+            # A response that the model sent with its failure is an event of its own.
             self.respond(request, Response(response.outputs, response.parameters, final=False))
-        # Of one answer only the first response is of interest, and whether there were more.
+        # `generate` needs only the first response, and whether there were more.
         is_wanted = not response.empty and (self._streamed or not self._responses)
         if not response.empty:
             self._responses += 1
@@ -193,7 +191,7 @@ class GenerateCall(Call):
             self._take_response(request, response, is_wanted, made)
 
     def _take_made(self, request: Request, response: Response, made: bytes | ServeError) -> None:
-        """A large response is made, and those that have come meanwhile are next."""
+        """A large response is encoded: takes the responses that have come meanwhile."""
         self._take_response(request, response, True, made)
         if self._pending_bytes <= PENDING_BYTES:
             self.caught_up()
@@ -206,13 +204,13 @@ class GenerateCall(Call):
         made: bytes | ServeError | None,
         nothing: None = None,
     ) -> None:
-        """A response has come, and this is what it is in JSON, or why there is nothing."""
+        """A response has come; `made` is its JSON, or the error in making it."""
         if response.final:
             self.complete = True
         if self.gone:
             pass
         elif not response.empty:
-            # Upstream has one status for all that goes wrong from here on.
+            # Upstream answers every error from here on with status 400.
             self.status = self.status or (400 if isinstance(made, ServeError) else 200)
             if is_wanted:
                 text = b'{"error":%b}' % json_text.string(made.message) if isinstance(made, ServeError) else made
@@ -245,7 +243,7 @@ async def generate(call: GenerateCall) -> HttpResponse:
 
 
 class EventStream(HttpResponse):
-    """The events of a started call; the status is the first one's."""
+    """The events of a started call; the first event sets the status."""
 
     def __init__(self, call: GenerateCall, watching: asyncio.Task[None]) -> None:
         super().__init__(media_type="text/event-stream")
@@ -265,7 +263,7 @@ class EventStream(HttpResponse):
                 complete = call.complete
                 data = call.take()
                 if data or complete:
-                    # In pieces, because the server below copies each as a whole.
+                    # In pieces, because the server below copies each piece as a whole.
                     for at in range(0, max(len(data), 1), PIECE_BYTES):
                         last = complete and at + PIECE_BYTES >= len(data)
                         piece = data[at : at + PIECE_BYTES]

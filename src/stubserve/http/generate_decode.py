@@ -1,6 +1,6 @@
-"""The body of `generate`: a JSON object whose members are inputs where the model has one of that name, else parameters.
+"""The body of `generate`: a JSON object. A member is an input if the model has an input of that name, else a parameter.
 
-Upstream's rules and texts. A member "parameters" is one more such object inside.
+The rules and texts are upstream's. A member "parameters" is an object of the same kind inside.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NESTED = "parameters"
 
 
 def decode_generate(body: bytes, signature: Accepts, placer: Placer) -> Request:
-    """The request, not yet admitted; its tensors hold their blocks. Raises ServeError, and then nothing is held."""
+    """The request, not yet admitted; its tensors hold their blocks. If it raises ServeError, nothing is held."""
     document = parse_json(body)
     if not isinstance(document, dict):
         raise internal("attempt to get members for non-object")
@@ -58,7 +58,7 @@ def decode_generate(body: bytes, signature: Accepts, placer: Placer) -> Request:
 
 
 def _refuse_repeated(document: dict[str, Any], id: str, signature: Accepts) -> None:
-    """An input may come once; of parameters with one name the first counts."""
+    """Refuses an input that is given twice. Of parameters with the same name the first counts."""
     for name in sorted(repeated_names(document)):
         if name in signature.inputs:
             raise duplicate_input(id, name)
@@ -95,15 +95,15 @@ def _take(
         given = {*members, *(tensor.name for tensor in inputs)}
         if all(one.optional or one.name in given for one in signature.inputs.values()):
             raise invalid(text)
-        # An input is missing, so this may be one by a wrong name.
+        # An input is missing, so this member may be that input under a wrong name.
         known_ones = (f"'{one.name}' ({BY_NUMBER[one.datatype].name})" for one in signature.inputs.values())
         raise invalid(f"{text} The inputs of model '{signature.model}' are {', '.join(known_ones)}.")
 
 
 def _rows(known: TensorSignature, elements: list[Any], signature: Accepts) -> tuple[int, ...] | None:
-    """The shape of lists in a list, None where it is none that the input may have.
+    """The shape that nested lists have; None if the input may not have it.
 
-    Upstream takes flat lists, and of lists in lists those with one element each, which it reads as a flat list.
+    Upstream takes flat lists, and nested lists in which each list has one element, which it reads as a flat list.
     """
     shape = []
     inner: Any = elements
@@ -118,7 +118,7 @@ def _rows(known: TensorSignature, elements: list[Any], signature: Accepts) -> tu
 
 
 def _shape(known: TensorSignature, count: int, signature: Accepts) -> tuple[int, ...]:
-    """The input's shape for `count` elements: the last variable dimension, from the right, takes what is left."""
+    """The input's shape for `count` elements: the rightmost variable dimension takes all that the others leave."""
     shape = [-1, *known.dims] if signature.max_batch_size else list(known.dims)
     left = count
     for size in shape:

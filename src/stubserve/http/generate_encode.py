@@ -1,4 +1,4 @@
-"""Answers of `generate`: one flat JSON object for each response, with the outputs and parameters as its members."""
+"""Answers of `generate`: one flat JSON object per response, with the outputs and parameters as members."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from stubserve.inference.tensor import Tensor
 def encode_document(
     request: Request, response: Response, signature: Signature, arrays: list[bytes] | None = None
 ) -> bytes:
-    """A response as a flat JSON object, members in alphabetical order. Raises ServeError for what JSON cannot say.
+    """A response as a flat JSON object, members in alphabetical order. Raises ServeError where JSON has no form for it.
 
-    `arrays` are the elements of each output, where `document_steps` has made them before.
+    `arrays` are the elements of each output, if `document_steps` has made them before.
     """
     outputs = response.outputs
     if arrays is None:
         arrays = [json_array(tensor) for tensor in outputs]
     if len(outputs) == 1 and not response.parameters:
-        # As nearly all are
+        # Nearly all responses have one output and nothing else.
         tensor = outputs[0]
         value = _value(tensor, arrays[0])
         id = json_text.string(request.id) if request.id else b""
@@ -38,7 +38,7 @@ def encode_document(
 
 @functools.lru_cache(maxsize=1024)
 def _form(model: str, version: int, output: str, has_id: bool) -> bytes:
-    """A response with one output, with places for its value and the request's id."""
+    """The JSON of a response with one output, with places for its value and the request's id."""
     members = _fixed_members(model, version)
     members = {name: value.replace(b"%", b"%%") for name, value in members.items()}
     if has_id:
@@ -50,7 +50,7 @@ def _form(model: str, version: int, output: str, has_id: bool) -> bytes:
 
 
 def document_steps(request: Request, response: Response, signature: Signature, keep: Keep) -> LongWork[bytes]:
-    """As `encode_document`, with the outputs' elements made first, in steps; `keep(nbytes)` is told of what is made."""
+    """As `encode_document`, but makes the elements of the outputs first, in steps; calls `keep(nbytes)` for them."""
     arrays = []
     for tensor in response.outputs:
         pieces: list[bytes] = []
@@ -63,12 +63,12 @@ def document_steps(request: Request, response: Response, signature: Signature, k
 
 
 def _value(tensor: Tensor, array: bytes) -> bytes:
-    """An output as a member's value: its elements, or the element where it has one."""
+    """An output as a member's value: a list, or the element itself if there is one."""
     return array[1:-1] if prod(tensor.shape) == 1 else array
 
 
 def _members(request: Request, response: Response, signature: Signature) -> dict[str, bytes]:
-    """All but the outputs."""
+    """All members but the outputs."""
     members = _fixed_members(signature.model, signature.version)
     if request.id:
         members["id"] = json_text.string(request.id)
@@ -83,7 +83,7 @@ def _fixed_members(model: str, version: int) -> dict[str, bytes]:
 
 def is_large(response: Response) -> bool:
     """Whether a response should be encoded in steps."""
-    # A plain loop: this is asked of every event of a stream, which has mostly one output.
+    # A plain loop: this runs for every event of a stream, which mostly has one output.
     for tensor in response.outputs:  # noqa: SIM110
         if tensor.nbytes > LARGE_OUTPUT and is_long_text(tensor):
             return True

@@ -1,12 +1,11 @@
 """One inference call over HTTP, from the body to the reply; the same for the connection class and for plain ASGI.
 
-A body is JSON, JSON with binary tensors behind it, or raw bytes. The order of the checks is upstream's, so that of
-several faults a client is told the same one: JSON, id, parameters, inputs one by one, what is left over, outputs. What
-needs the model's signature alone is `admission.admit`'s. Nearly all requests have no fault, and say what they say in
-the usual way: `infer_document` reads those. All others are read once more by `infer_json`, for the values that they
-then have or the error that they deserve.
+A body is JSON, JSON with binary tensors behind it, or raw bytes. The checks have upstream's order, so that a client
+with several faults gets the same error: JSON, id, parameters, inputs in turn, what is left over, outputs.
+`admission.admit` makes the checks that need only the signature. Nearly all requests are valid and written in the usual
+way: `infer_document` reads those. `infer_json` reads the others again, for their values or their error.
 
-Ownership: every tensor of a decoded request that lies in a block holds it once. When decoding fails nothing is held.
+Ownership: a decoded request holds the block of each tensor that lies in one. When decoding fails nothing is held.
 """
 
 from __future__ import annotations
@@ -45,10 +44,7 @@ _FEW_DIGITS = 10
 
 
 class HttpInferCall(Call):
-    """One call. `start` raises ServeError or ends, then or later, in one `on_reply(reply)`.
-
-    The reply's blocks are only promised until `on_reply` returns.
-    """
+    """One call: `start` raises ServeError, or `on_reply(reply)` follows. The reply's blocks live until it returns."""
 
     __slots__ = ("_head", "_on_reply", "_server", "_start_ns", "reply_format")
 
@@ -70,9 +66,10 @@ class HttpInferCall(Call):
         offset: int,
         share: HeapShare | None = None,
     ) -> None:
-        """Decodes, checks and submits. `body` is complete; if it lies in the arena, in `block` at arena `offset`.
+        """Decodes, checks and submits a complete `body`.
 
-        If it is counted in the heap's account, in `share`, which belongs to the call from now on.
+        A body in the arena lies in `block`, at arena `offset`. A body in the heap's account is counted in `share`; the
+        call owns that share from now on.
         """
         self._share = share
         head = self._head
@@ -119,7 +116,7 @@ class HttpInferCall(Call):
     def _read_later(
         self, body: bytes | memoryview, block: Block | None, offset: int, rest: RestOfContent | None
     ) -> LongWork[Request]:
-        """The request of a long body, or of one whose content is long and has only been begun with."""
+        """The request of a long body; `rest` decompresses what is left of a compressed body."""
         server = self._server
         signature = self.model.signature
         request: Request
@@ -146,7 +143,7 @@ class HttpInferCall(Call):
             )
         try:
             if self._head.infer is not None:
-                self.model = server.find_model(*self._head.infer)  # it may have been loaded anew meanwhile
+                self.model = server.find_model(*self._head.infer)  # the model may have been loaded anew meanwhile
         except BaseException:
             drop_blocks(request.inputs)
             raise
@@ -156,7 +153,7 @@ class HttpInferCall(Call):
         return request
 
     def _forward_headers(self, request: Request, forwarding: HeaderForwarding) -> Request:
-        """The request with parameters that are made of headers. Raises ServeError, and then nothing is held."""
+        """The request with the parameters that are made of headers. If it raises ServeError, nothing is held."""
         headers = [(name.decode("latin-1"), value) for name, value in self._head.headers]
         try:
             return request.with_parameters(forwarding.parameters(headers))
@@ -182,9 +179,9 @@ class HttpInferCall(Call):
             self._on_reply(reply)
 
     def _reply(self, request: Request, response: Response, keep: Keep, place: Place) -> LongWork[Reply]:
-        """The reply that carries a model's response; what it makes lies where `place` puts it.
+        """The reply that carries a model's response; new memory for it lies where `place` puts it.
 
-        Calls `keep(nbytes)` with what it keeps in the heap. Raises ServeError.
+        Calls `keep(nbytes)` with the bytes that it keeps in the heap. Raises ServeError.
         """
         keep(kept_by(request))
         reply = yield from encode_steps(request, response, self.model.signature, self.reply_format, keep, place)
@@ -210,12 +207,12 @@ def decode(
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE,
     regions: ClientRegions | None = None,
 ) -> tuple[Request, ReplyFormat]:
-    """Reads one inference request, and how its reply is to look. Raises ServeError.
+    """Reads one inference request, and the form that its reply is to have. Raises ServeError.
 
-    `body` is the whole, decompressed body, its first `json_length` bytes JSON (None: all of it; 0: raw mode). Where
-    `block` is given, the body lies in it at arena offset `body_offset`, and binary tensors stay there; otherwise those
-    that are too large to travel inside a message are put into the arena by `store`, whose block then belongs to the
-    tensor. `max_input_size` (bytes) bounds JSON and what is made of it, and raw bodies, not binary tensors. `regions`
+    `body` is the whole, decompressed body. Its first `json_length` bytes are JSON (None: all of it; 0: raw mode). With
+    `block`, the body lies in it at arena offset `body_offset`, and binary tensors stay there. Without, `store` puts
+    tensors that are too large for a message into the arena, in a block that then belongs to the tensor.
+    `max_input_size` (bytes) bounds JSON and the values made of it, and raw bodies, but not binary tensors. `regions`
     are clients' shared memory, None where that may not be used.
     """
     size = len(body)
@@ -252,7 +249,7 @@ def parse_header_length(value: bytes, content_length: int) -> int:
     text = value.decode("latin-1")
     if found is None:
         raise invalid(f"Unable to parse Inference-Header-Content-Length, got: {text}")
-    # Twenty digits are out of range already; reading all of a long line of them would take its time.
+    # Twenty digits are out of range already. Reading a long line of digits would take long.
     length = int(found[1][:20])
     if not -(1 << 31) <= length < 1 << 31:
         raise invalid(

@@ -1,17 +1,16 @@
-"""The short way from the JSON of an inference request to the request: read as typed objects by msgspec, in one go.
+"""The short way from the JSON of an inference request to the request: msgspec reads it as typed objects, in one go.
 
-The types (`infer_structs`) say what a usual request is made of, and nothing else is let in. Whatever does not fit is
-None here, and is for `infer_json` to read, which knows upstream's rules for the odd and upstream's words for the wrong.
-What fits means the same to both, but for names that occur twice in one object: msgspec takes the last of them, upstream
-the first. So the members that were read are counted, and have to be as many as the text has colons outside of strings.
-A name that was dropped leaves a colon behind, whatever its value was, so no such text can pass.
+The types (`infer_structs`) are those of a usual request. For any other text the functions here return None, and
+`infer_json` reads it, with upstream's rules for odd texts and upstream's error messages. Both read a text that fits in
+the same way, with one exception: of a name that occurs twice in an object, msgspec takes the last and upstream the
+first. So the members that were read are counted, and must be as many as the text has colons outside of strings. A
+dropped name leaves a colon behind, so such a text never passes.
 
-Nearly all of a long text are elements, which are read where they become bytes (`json.data`). So their lists are cut
-out, and what is left is read with an empty list in each place: if that is a usual request, and what was cut out are
-lists, then the whole text is one, and means both together.
+A long text is nearly all elements, which are read where they become bytes (`json.data`). So the lists of elements are
+cut out, and the rest is read with an empty list in each place. If the rest is a usual request and each part cut out is
+a list, the whole text is that request with those lists.
 
-Two inputs take 5 µs. Nothing is remembered of a request but how its outputs were wanted, so one that differs from all
-before costs no more.
+Two inputs take 5 µs. Only the forms of replies are remembered, so a request unlike all before costs no more.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 
-# A million of them would keep a hundred times the memory that their text has.
+# A million parameters would keep a hundred times the memory of their text.
 MAX_PARAMETERS = 10_000
-# Ways to ask for outputs that are remembered, for each model
+# The limit, for each model, of remembered ways to ask for outputs
 FORMATS = 256
 _ALL_JSON, _ALL_BINARY = ReplyFormat(None, False), ReplyFormat(None, True)
-# From this length on it pays to read what is not elements by itself
+# From this length on it pays to cut out the elements and read the rest alone
 _LONG = 1024
 _KEY = b'"data":'
-# What stands in the place of elements that have been cut out
+# Stands in the place of elements that are cut out
 _EMPTY = b"[]"
 
 
 def read(
     body: bytes | memoryview, text: bytes, signature: Signature, placer: BodyPlacer, max_input_size: int
 ) -> tuple[Request, ReplyFormat] | None:
-    """The request of a body, of which this is the JSON; None where `decode_json` is to read it."""
+    """The request of a body whose JSON is `text`; None where `decode_json` must read it."""
     document = _document(text, len(signature.inputs))
     if document is None:
         return None
@@ -92,7 +91,7 @@ def read(
 
 
 def _json_tensor(item: Input, placer: BodyPlacer, max_input_size: int) -> Tensor | None:
-    """The tensor of an input with its elements in JSON; None where there is anything unusual about it."""
+    """The tensor of an input with its elements in JSON; None where anything about it is unusual."""
     kind = BY_NAME.get(item.datatype)
     if kind is None or not item.data:
         return None
@@ -108,7 +107,7 @@ def _json_tensor(item: Input, placer: BodyPlacer, max_input_size: int) -> Tensor
     data = bytes(item.data)
     if kind.number == BYTES:
         found_strings = json_data.read_strings(data, elements)
-        # So many bytes are lengths, and the strings have no more than their JSON.
+        # Each string has a length of 4 bytes, and its text is no longer than its JSON.
         if found_strings is None or 4 * elements + len(data) > max_input_size:
             return None
         return placer.put_strings(item.name, item.shape, found_strings)
@@ -143,7 +142,7 @@ def _reply_format(document: InferDocument, binary: bool, signature: Signature) -
 
 
 def read_parameters(parameters: Any) -> tuple[RequestOptions, bool]:
-    """The options that parameters are, and whether outputs are binary unless said otherwise. Raises ServeError."""
+    """The options that the parameters set, and whether outputs are binary by default. Raises ServeError."""
     if not isinstance(parameters, dict):
         raise internal("failed to get request params.: attempt to get members for non-object")
     if len(parameters) > MAX_PARAMETERS:
@@ -163,7 +162,7 @@ def read_parameters(parameters: Any) -> tuple[RequestOptions, bool]:
         elif isinstance(value, str | bool) or is_int(value):
             others[key] = value
         elif isinstance(value, int | float):
-            # An integer beyond 64 bits with a sign is a double to upstream.
+            # Upstream reads an integer beyond a signed 64-bit number as a double.
             others[key] = float(value)
         else:
             raise invalid(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
@@ -171,7 +170,7 @@ def read_parameters(parameters: Any) -> tuple[RequestOptions, bool]:
 
 
 def _value(key: str, value: Any, types: tuple[str, ...]) -> Any:
-    """The value of a parameter of one of these types. Raises ServeError."""
+    """The value of a parameter that has one of these types. Raises ServeError."""
     if "bool_param" in types:
         return as_bool(value, key)
     if "string_param" not in types:
@@ -180,10 +179,9 @@ def _value(key: str, value: Any, types: tuple[str, ...]) -> Any:
 
 
 def _document(text: bytes, most: int) -> InferDocument | None:
-    """The request in a JSON text; None where it is not a usual one, or none at all.
+    """The request in a JSON text; None if it is not a usual request. Its model has `most` inputs.
 
-    Its model has `most` inputs. Elements of a long text have not been read: whether they are a list at all is for their
-    reader to find out.
+    The elements of a long text are not read here: `json.data` finds out whether they are a list.
     """
     if len(text) >= _LONG:
         pieces = _cut(text, most)
@@ -200,11 +198,11 @@ def _document(text: bytes, most: int) -> InferDocument | None:
 
 
 def _cut(text: bytes, most: int) -> list[bytes] | None:
-    """A text cut before and behind each list of elements, so that every second piece is one; None if that is not easy.
+    """A text cut before and behind each list of elements: every second piece is a list. None if that is not easy.
 
-    A key is known by its closing quote and colon, which stand in no string. The end of a list is the first bracket, of
-    strings the last one behind a quote: where that is wrong, what has been cut out is no list, or the rest no request.
-    To look for a key among 32 texts takes 2 µs, so that is not done where there is no further input.
+    A key is known by its closing quote and colon, which stand in no string. A list ends at its first closing bracket; a
+    list of strings at the last bracket that follows a quote. Where that is wrong, a piece is not a list, or the rest is
+    not a request. Looking for a key among 32 texts takes 2 µs, so it is skipped for a model with one input.
     """
     pieces: list[bytes] = []
     at = 0
@@ -235,14 +233,14 @@ def _cut(text: bytes, most: int) -> list[bytes] | None:
 
 
 def _read_around(pieces: list[bytes]) -> InferDocument | None:
-    """The request in a text whose lists of elements were cut out; the elements are still text."""
+    """The request in a text whose lists of elements were cut out; its elements stay text."""
     rest = _EMPTY.join(pieces[::2])
     try:
         document = infer_structs.decode(rest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     given = [item for item in document.inputs if item.data]
-    # There are more where a key is spelled in another way, and less where an input has two of them.
+    # There are more if a key is spelled in another way, and fewer if an input has two keys `data`.
     if len(given) != len(pieces) // 2 or not _has_each_name_once(document, rest, rest.count(b":")):
         return None
     at = 1
@@ -253,9 +251,9 @@ def _read_around(pieces: list[bytes]) -> InferDocument | None:
 
 
 def _has_each_name_once(document: InferDocument, text: bytes, colons: int) -> bool:
-    """Whether a text with so many colons, beside those in elements, has no name that was read over."""
+    """Whether no name of the document was dropped; `text` has so many `colons`, those in elements aside."""
     colons -= _members(document)
-    # Where one is escaped, a string has more of them than its text.
+    # With an escaped colon a string has more colons than its text.
     return not colons or (ESCAPED_COLON not in text and colons == _colons_in_strings(document))
 
 
@@ -283,7 +281,7 @@ def _members(document: InferDocument) -> int:
 
 
 def _colons_in_strings(document: InferDocument) -> int:
-    """How many colons the strings have that were read, beside elements."""
+    """How many colons the strings of the document have, elements aside."""
     count = 0
     for item in document.inputs:
         count += item.name.count(":")

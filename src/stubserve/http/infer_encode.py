@@ -1,7 +1,7 @@
 """An inference response as an HTTP reply: JSON, and behind it the bytes of binary outputs.
 
-The JSON is put together from bytes, without building objects: about 2 µs for a reply with one binary output. Binary
-outputs are not copied; the reply's parts are views of where they lie.
+The JSON is joined from bytes, without building objects: about 2 µs for a reply with one binary output. Binary outputs
+are not copied; the reply's parts are views of their memory.
 """
 
 from __future__ import annotations
@@ -33,27 +33,25 @@ from stubserve.inference.tensor import Tensor, write_output
 from stubserve.memory.blocks import Block
 
 _LENGTH = Struct("<I")
-# Stands in JSON for text that is elsewhere: no JSON has a NUL, for those of its strings are escaped.
+# Marks a place in JSON whose text is made apart. JSON never has a NUL: strings escape it.
 _ELSEWHERE = b"\0"
-# Up to so many numbers become Python's own by `struct`, in less time than numpy takes to begin.
+# Up to this count `struct` makes Python numbers in less time than numpy takes to begin.
 _FEW = 64
 _FLOATS = frozenset((11, 12))
 
-# A larger output that becomes text, classes or compressed is encoded in steps. Numbers become up to five times as long.
+# A larger output that becomes text, classes or compressed is encoded in steps. Text is up to five times as long.
 LARGE_OUTPUT = 64 * 1024
-# What becomes text in one step: numbers, and strings with so many bytes. Numbers that rapidjson writes in its own way
-# take 1.5 µs each; of the others, many at once take ten times as long, for their text is moved again and again as it
-# grows.
+# Work of one step: numbers, and bytes of strings. Numbers that rapidjson writes in its own way take 1.5 µs each. Of the
+# others, many at once take ten times as long, because their text is moved again and again as it grows.
 _NUMBERS = 512
 _STRING_BYTES = 32 * 1024
 _STRINGS = 2048
-# How large the parts of a large reply are: so large that the system has each back when it is freed, and copied in less
-# than a step of work takes.
+# The size of a large reply's parts: each goes back to the system when it is freed, and is copied in less than a step.
 _PART_BYTES = 256 * 1024
 
 
 def in_heap(text: bytes) -> bytes:
-    """Puts nothing anywhere: for what is small."""
+    """Leaves a small text in the heap."""
     return text
 
 
@@ -64,10 +62,10 @@ def encode(
     reply_format: ReplyFormat,
     long: list[list[bytes | memoryview]] | None = None,
 ) -> Reply:
-    """The reply to a request whose model did not fail. Raises ServeError where an output has no form in JSON.
+    """The reply to a request whose model did not fail. Raises ServeError for an output that has no form in JSON.
 
-    Outputs that were not asked for are left out. `long` is what `encode_steps` has made before, in pieces: the text of
-    the id, and then the elements of each output that is JSON.
+    Outputs that were not asked for are left out. `long` has the texts that `encode_steps` made before, in pieces: the
+    id, and then the elements of each JSON output.
     """
     slots = reply_format.slots
     fragments: list[bytes] = []
@@ -114,9 +112,9 @@ def encode(
 def encode_steps(
     request: Request, response: Response, signature: Signature, reply_format: ReplyFormat, keep: Keep, place: Place
 ) -> LongWork[Reply]:
-    """As `encode`, with what may take long done first, in steps: classes, texts, and what goes into regions.
+    """As `encode`, but with the long work done first, in steps: classes, texts, and writing into regions.
 
-    Texts lie where `place` puts them. Calls `keep(nbytes)` before so much more is kept in the heap.
+    Texts lie where `place` puts them. Calls `keep(nbytes)` before it keeps that much more in the heap.
     """
     long: list[list[bytes | memoryview]] = []
     if request.id:
@@ -143,7 +141,7 @@ def encode_steps(
 
 
 def _put_in(json: bytes, long: list[list[bytes | memoryview]]) -> list[bytes | memoryview]:
-    """The text with what stands elsewhere in its places; in one piece if it is not long."""
+    """The JSON with the `long` texts in their places; in one piece if it is short."""
     first, *others = json.split(_ELSEWHERE)
     texts: list[bytes | memoryview] = [first]
     for pieces, behind in zip(long, others, strict=True):
@@ -153,7 +151,7 @@ def _put_in(json: bytes, long: list[list[bytes | memoryview]]) -> list[bytes | m
 
 
 def _in_parts(pieces: Iterator[bytes], place: Place) -> LongWork[list[bytes | memoryview]]:
-    """Small pieces put together to parts of _PART_BYTES, which lie where `place` puts them."""
+    """Joins small pieces to parts of _PART_BYTES, which lie where `place` puts them."""
     parts: list[bytes | memoryview] = []
     gathered: list[bytes] = []
     size = 0
@@ -170,7 +168,7 @@ def _in_parts(pieces: Iterator[bytes], place: Place) -> LongWork[list[bytes | me
 
 
 def is_large(request: Request, response: Response, reply_format: ReplyFormat, accept_encoding: bytes | None) -> bool:
-    """Whether a response should be encoded in steps: because it is much text, many classes or much to compress."""
+    """Whether to encode a response in steps: much text, many classes, or much to compress."""
     if len(request.id) > LARGE_OUTPUT:
         return True
     for tensor in response.outputs:
@@ -184,12 +182,12 @@ def is_large(request: Request, response: Response, reply_format: ReplyFormat, ac
 
 
 def is_long_text(tensor: Tensor) -> bool:
-    """Whether it takes long to make JSON of an output."""
+    """Whether making JSON of an output takes long."""
     return tensor.nbytes > (LARGE_BYTES if tensor.datatype == BYTES else LARGE_OUTPUT)
 
 
 def _slot(tensor: Tensor, reply_format: ReplyFormat) -> Slot | None:
-    """How an output goes into the reply; None where it was not asked for."""
+    """How an output goes into the reply; None if it was not asked for."""
     slots = reply_format.slots
     return Slot(reply_format.default_binary, 0) if slots is None else slots.get(tensor.name)
 
@@ -213,7 +211,7 @@ def _model(name: str, version: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _output_form(name: str, datatype: int, dims: int, binary: bool) -> bytes:
-    """An output's JSON, with places for its dimensions and, behind them, its size if it is binary, else its data."""
+    """An output's JSON, with places for its dimensions and then its size if it is binary, else its data."""
     return b'{"name":%b,"datatype":"%b","shape":[%b],%b}' % (
         json_text.string(name).replace(b"%", b"%%"),
         BY_NUMBER[datatype].name.encode(),
@@ -223,7 +221,7 @@ def _output_form(name: str, datatype: int, dims: int, binary: bool) -> bytes:
 
 
 def _without_data(tensor: Tensor) -> bytes:
-    """The JSON of an output that its client finds in its shared memory."""
+    """The JSON of an output that goes into its client's shared memory."""
     form = _output_form(tensor.name, tensor.datatype, len(tensor.shape), False)
     return (form % (*tensor.shape, b"")).removesuffix(b',"data":}') + b"}"
 
@@ -274,7 +272,6 @@ def json_array_steps(tensor: Tensor) -> Iterator[bytes]:
 
 
 def _string_steps(text: str) -> Iterator[bytes]:
-    """A string in JSON, in pieces."""
     yield b'"'
     for at in range(0, len(text), _STRING_BYTES):
         yield json_text.string(text[at : at + _STRING_BYTES])[1:-1]
@@ -282,7 +279,7 @@ def _string_steps(text: str) -> Iterator[bytes]:
 
 
 def _check_for_json(tensor: Tensor) -> int:
-    """How many elements a tensor has. Raises ServeError where it has no form in JSON."""
+    """The number of a tensor's elements. Raises ServeError if the tensor has no form in JSON."""
     kind = BY_NUMBER[tensor.datatype]
     if tensor.datatype in (FP16, BF16):
         raise invalid(

@@ -1,4 +1,4 @@
-"""What the JSON of an inference request says, read in upstream's order and refused in upstream's words."""
+"""Reads the JSON of an inference request in upstream's order, and refuses it with upstream's texts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _check_content_fields(item: Any, parameters: Any) -> None:
 
 
 def _region(parameters: Any) -> tuple[str, int, int] | None:
-    """What parameters say of a client's shared memory: region, offset and size; None where nothing."""
+    """The shared memory that parameters name: region, offset and size; None if they name none."""
     region = find(parameters, "shared_memory_region")
     if region is UNSET:
         return None
@@ -107,7 +107,7 @@ def _json_tensor(name: str, named: str, datatype: int, shape: tuple[int, ...], d
     elements = 0 if 0 in shape else 1
     for size in shape:
         elements *= size
-        # At once: the product of a long shape is a number that takes minutes to work out.
+        # Stop here: the product of a long shape can take minutes to compute.
         if elements > _MAX_ELEMENTS:
             raise invalid(
                 f"invalid shape for input '{name}': shape {_dims(shape)} causes total element count to exceed "
@@ -134,7 +134,7 @@ def _json_tensor(name: str, named: str, datatype: int, shape: tuple[int, ...], d
 
 
 def _no_datatype(name: str, named: str) -> ServeError:
-    """Upstream's text; for a type's name in `config.pbtxt` with the one that it has in requests."""
+    """Upstream's text. If `named` is a type of `config.pbtxt`, the text adds the type's name in requests."""
     meant = next((kind.name for kind in BY_NAME.values() if named in (kind.config_name, kind.config_name[5:])), "")
     return invalid(
         f"invalid datatype for input {name}" + (f". In requests {named} is called {meant}." if meant else "")
@@ -142,7 +142,7 @@ def _no_datatype(name: str, named: str) -> ServeError:
 
 
 def _read_outputs(id: str, outputs: Any, placer: Placer) -> dict[str, Slot] | None:
-    """The requested outputs, None for all."""
+    """The requested outputs; None for all."""
     if outputs is UNSET:
         return None
     slots: dict[str, Slot] = {}

@@ -1,4 +1,4 @@
-"""Raw mode: a body without JSON, which is the bytes of the model's only input."""
+"""Raw mode: a body without JSON is the bytes of the model's only input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stubserve.inference.admission import size_mismatch
 from stubserve.inference.request import Request, refusal
 from stubserve.inference.signature import Signature
 
-# How upstream names the input in what it says about its size.
+# Upstream's name for the input in errors about its size
 RAW_INPUT = "raw_input"
 _NO_ID = ""
 
@@ -20,7 +20,7 @@ _NO_ID = ""
 def decode_raw(
     body: bytes | memoryview, signature: Signature, placer: BodyPlacer, max_input_size: int
 ) -> tuple[Request, ReplyFormat]:
-    """The request that a body without JSON makes: the bytes of the model's only input, its shape worked out."""
+    """The request that a raw body makes; the input's shape follows from the body's size."""
     if len(signature.inputs) != 1:
         raise refusal(
             _NO_ID,

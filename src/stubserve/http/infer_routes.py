@@ -1,4 +1,4 @@
-"""The routes of inference as plain ASGI: `generate` always, `infer` where our own connections do not read it first."""
+"""The inference routes as plain ASGI: `generate` always, `infer` where our connection class does not serve it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stubserve.memory.blocks import Block
 
 
 class _ArenaBody:
-    """A body that is received into the arena by somebody else's reader."""
+    """A body that is received into the arena while another server reads the socket."""
 
     def __init__(self, server: ServerFacts, head: RequestHead, request: Request) -> None:
         self._given_up: ServeError | None = None
@@ -44,8 +44,7 @@ class _ArenaBody:
 class InferRoute:
     """Inference as plain ASGI: the same call as on our own connection class, with the body copied once.
 
-    A body of known length goes to the arena, which bounds what clients make the server hold; others are read up to the
-    limit on JSON.
+    A body of known length goes to the arena, which bounds the memory of bodies. The limit on JSON bounds the others.
     """
 
     def __init__(self, server: ServerFacts) -> None:
@@ -68,7 +67,7 @@ class InferRoute:
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
         def start(body: bytes | memoryview, block: Block | None, offset: int) -> HttpInferCall:
-            model = find_model(self._server, request)  # it may have been loaded anew meanwhile
+            model = find_model(self._server, request)  # the model may have been loaded anew meanwhile
             call = HttpInferCall(model, head, self._server, lambda reply: answer.set_result(response_of(reply)))
             call.client = client_of(self._server, request)
             call.start(body, block, offset)
@@ -106,7 +105,7 @@ class GenerateRoute:
         if request.headers.get("content-encoding", "identity") not in ("identity", ""):
             raise invalid("Unsupported content-encoding, only 'identity' is supported.")
         async with body_of(request, self._server) as body:
-            model = find_model(self._server, request)  # it may have been loaded anew meanwhile
+            model = find_model(self._server, request)  # the model may have been loaded anew meanwhile
             headers = request.headers
             call = GenerateCall(model, self._server, self._streamed, context=lambda: headers.get("traceparent"))
             call.client = client_of(self._server, request)

@@ -1,7 +1,7 @@
-"""The types that a usual inference request is made of, and the decoder that makes it of JSON, all at once.
+"""The types of a usual inference request, and the decoder that makes a request's objects of JSON, all at once.
 
-Nothing else is let in: no other members, no other kinds of values, no null. Elements of `data` stay text. They are
-apart from `infer_document`, which is compiled: msgspec looks at these classes as they are made.
+They allow no other members, no other kinds of values, no null. Elements of `data` stay text. The types are apart from
+`infer_document`, which is compiled: msgspec inspects these classes as they are made.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 # A dimension, a number of bytes or of classes
 Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-# What is larger is no integer to upstream, where it is a parameter
+# To upstream a larger parameter is not an integer
 Integer = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 

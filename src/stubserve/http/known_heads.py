@@ -1,12 +1,11 @@
-"""Heads of inference whose lines were all seen before: put together of what was learned, without the parser.
+"""Heads of inference requests whose lines were all seen before: put together from what was learned, without the parser.
 
-A client spells its lines in its own way, in an order of its own, and sends them again and again; lengths and ids differ
-between them. So request lines are known with their routes, other lines with what they say, and names of which any value
-may come. What is made of them is what `parse_head` makes, which a property test holds. Where one line is not known, or
-may not stand there, the parser reads the head. Lines that say more than their field are never known, such as
-`Transfer-Encoding`.
+A client sends the same lines again and again; only lengths and ids differ. So three things are remembered: request
+lines with their routes, other lines with their meaning, and names whose value may be any. The head that they make is
+the head that `parse_head` makes, which a property test holds. If a line is unknown or may not stand there, the parser
+reads the head. Lines that mean more than their field, such as `Transfer-Encoding`, are never remembered.
 
-No more than 1,024 lines of each kind are known, and none of a head above a KiB.
+At most 1,024 lines of each kind are remembered, and none of a head above a KiB.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from stubserve.http.message import RequestHead, parse_head
 _KNOWN_LINES = 1024
 _KNOWN_HEAD_BYTES = 1024
 
-# What a line of a head is, as far as it matters: one of those below, or of no account
+# Kinds of lines that matter to the server, by their names below; _PLAIN is any other line
 _PLAIN, _HOST_LINE, _ACCEPT_ENCODING, _CONTENT_LENGTH, _HEADER_LENGTH, _TRACE_PARENT = range(6)
 _KINDS = {
     b"host": _HOST_LINE,
@@ -27,14 +26,14 @@ _KINDS = {
     b"inference-header-content-length": _HEADER_LENGTH,
     b"traceparent": _TRACE_PARENT,
 }
-# Of these only the names are known: their values are hardly ever the same again.
+# Only the names of these lines are remembered: their values hardly ever come again.
 _OWN_VALUE = frozenset((_CONTENT_LENGTH, _HEADER_LENGTH, _TRACE_PARENT))
-# A head with one of these is parsed, but for a connection that is to be kept alive, as it would be anyhow.
+# The parser reads a head with one of these, except `Connection: keep-alive`, which changes nothing.
 _NEVER_KNOWN = frozenset(
     (b"connection", b"proxy-connection", b"transfer-encoding", b"upgrade", b"expect", b"content-encoding")
 )
 _KEEPS_ALIVE = (b"connection", b"keep-alive")
-# What httptools takes for a value, and more digits than these for a length might be too many
+# Values that httptools accepts. A length with more digits than this may be too large, so the parser reads it.
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*").fullmatch
 _LENGTH_DIGITS = 18
 
@@ -43,7 +42,7 @@ class KnownHeads:
     """What the heads of one server's clients have in common."""
 
     def __init__(self) -> None:
-        # By request line, any head with that one; other lines, with their kind and field; names, with their kind
+        # By request line: a head that has this line; by other line: its kind and field; by name: its kind
         self._routes: dict[bytes, RequestHead] = {}
         self._lines: dict[bytes, tuple[int, tuple[bytes, bytes]]] = {}
         self._names: dict[bytes, int] = {}
@@ -59,7 +58,7 @@ class KnownHeads:
         return head
 
     def known(self, data: bytes) -> RequestHead | None:
-        """The head that known lines make; None where one is not known, or is none that may stand there."""
+        """The head that remembered lines make; None if a line is unknown or may not stand there."""
         lines = data.split(b"\r\n")
         route = self._routes.get(lines[0])
         if route is None or len(data) > _KNOWN_HEAD_BYTES:
@@ -98,7 +97,7 @@ class KnownHeads:
         return head if hosts == 1 and lengths <= 1 else None
 
     def _learn(self, data: bytes, head: RequestHead) -> None:
-        """Remembers the lines of a head that was parsed, unless one of them says more than its field."""
+        """Remembers the lines of a parsed head, unless one of them means more than its field."""
         route, *lines = data.split(b"\r\n")[:-2]
         if not route.endswith(b" HTTP/1.1") or list(map(_field, lines)) != head.headers:
             return
@@ -120,6 +119,5 @@ class KnownHeads:
 
 
 def _field(line: bytes) -> tuple[bytes, bytes]:
-    """Name and value in a line of a head."""
     name, _, value = line.partition(b":")
     return name, value.lstrip(b" \t")

@@ -1,4 +1,4 @@
-"""The routes of management: what they do, and the JSON bodies that they read. All texts are upstream's."""
+"""The management routes: what they do, and the JSON bodies that they read. All texts are upstream's."""
 
 from __future__ import annotations
 
@@ -167,9 +167,9 @@ def _region(request: Request) -> str:
 
 
 def _load_parameters(body: bytes) -> tuple[str | None, dict[str, bytes]]:
-    """The configuration (JSON text) if there is one, and the files by path. An empty body asks for neither.
+    """The configuration (JSON text) if the body has one, and the files by path. An empty body has neither.
 
-    Raises ServeError, texts as upstream's; it reads as much of damaged base64 as it can, this refuses it.
+    Raises ServeError with upstream's texts. Damaged base64 is refused; upstream reads as much of it as it can.
     """
     parameters = find(parse_json(body), "parameters") if body else UNSET
     if parameters is UNSET:
@@ -191,7 +191,7 @@ def _load_parameters(body: bytes) -> tuple[str | None, dict[str, bytes]]:
 
 
 def _unload_dependents(body: bytes) -> bool:
-    """Whether the members of an ensemble are to go with it. Upstream does not mind a body that makes no sense."""
+    """Whether to unload the members of an ensemble as well. A body without sense is a no, as upstream."""
     try:
         parameters = find(parse_json(body), "parameters") if body else UNSET
     except ServeError:
@@ -200,7 +200,7 @@ def _unload_dependents(body: bytes) -> bool:
 
 
 def _from_base64(name: str, text: str) -> bytes:
-    """Base64, in lines or in one, with or without padding."""
+    """Decodes base64, with or without line breaks and padding."""
     letters = "".join(text.split()).rstrip("=")
     try:
         return base64.b64decode(letters + "=" * (-len(letters) % 4), validate=True)
@@ -209,10 +209,7 @@ def _from_base64(name: str, text: str) -> bytes:
 
 
 def _log_settings(body: bytes) -> dict[str, Any]:
-    """The settings to change, for `LogSettings.update`; null leaves one as it is.
-
-    Raises ServeError with upstream's texts.
-    """
+    """The settings to change, for `LogSettings.update`; null keeps one. Raises ServeError with upstream's texts."""
     document = parse_json(body)
     changes: dict[str, Any] = {}
     if find(document, "log_file") not in (UNSET, None):
@@ -236,7 +233,7 @@ def _log_settings(body: bytes) -> dict[str, Any]:
 
 
 def _trace_settings(body: bytes) -> dict[str, Any]:
-    """The fields to change, for `Tracing.update`; None takes one back. Raises ServeError with upstream's texts."""
+    """The fields to change, for `Tracing.update`; None resets a field. Raises ServeError with upstream's texts."""
     document = parse_json(body)
     changes: dict[str, Any] = {}
     if find(document, "trace_file") is not UNSET:
@@ -261,12 +258,12 @@ def _trace_settings(body: bytes) -> dict[str, Any]:
 
 
 def _shown(settings: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The settings as JSON has them: the levels are a list, all else is a text."""
+    """The settings as JSON has them: the levels are a list, every other value is a text."""
     return {name: list(values) if name == "trace_level" else values[0] for name, values in settings.items()}
 
 
 def _region_parameters(body: bytes) -> tuple[str, int, int]:
-    """Key, offset and size of a region. Raises ServeError, with upstream's texts."""
+    """Key, offset and size of a region. Raises ServeError with upstream's texts."""
     document = parse_json(body)
     key = find(document, "key")
     if key is UNSET:

@@ -15,7 +15,7 @@ from stubserve.memory.blocks import Block
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 256
 
-# The fields of a head that say something to the connection or to inference
+# The fields of a head that matter to the connection or to inference
 _FIELDS = frozenset(
     (
         b"host",
@@ -31,7 +31,7 @@ _FIELDS = frozenset(
 )
 
 _ROUTE = re.compile(r"/v2/models/([^/]+)(?:/versions/([0-9]+))?/(infer|generate)")
-# A name that is written as it is
+# A name that needs no decoding
 _PLAIN_NAME = re.compile(r"[!-$&-~]+")
 
 JSON = "application/json"
@@ -40,15 +40,15 @@ BINARY = "application/octet-stream"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
-# What a request line can begin with
+# The bytes that a request line can begin with
 _METHOD_LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&'*+-.^_`|~0123456789\r\n")
 _TLS_HANDSHAKE = 0x16
-# RFC 3986, but for what is inside of the brackets of an address
+# RFC 3986; the address inside of brackets is not checked
 _HOST = re.compile(rb"(?:\[[^\]\s]*\]|[\w.~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.ASCII)
 
 
 class BadRequest(Exception):
-    """The bytes are no HTTP/1 request that can be answered and followed by another; `status` is that of the answer."""
+    """Bytes that are no HTTP/1 request after which the next could be read; `status` is the status of the answer."""
 
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)
@@ -79,21 +79,20 @@ class RequestHead:
         self.target = b""
         self.headers: list[tuple[bytes, bytes]] = []
         self.keep_alive = True
-        # Of the body
         self.content_length = 0
         self.chunked = False
         self.expects_continue = False
         self.content_encoding: bytes | None = None
-        # Of inference: (model, version text) where it is an inference route called with POST
+        # (model, version text) if the route is inference and the method POST
         self.infer: tuple[str, str] | None = None
-        # The same for `generate`, where nothing about the request is unusual
+        # The same for `generate`, if nothing about the request is unusual
         self.generate: tuple[str, str] | None = None
         self.header_length: bytes | None = None
         self.accept_encoding: bytes | None = None
         self.trace_parent: bytes | None = None
 
     def values(self, name: str) -> list[bytes]:
-        """The values of the fields of this name, which is in lower case."""
+        """The values of the fields of this name; `name` is in lower case."""
         wanted = name.encode()
         return [value for one, value in self.headers if one.lower() == wanted]
 
@@ -115,7 +114,7 @@ class Http2Preface(Exception):
 
 
 def check_beginning(data: bytes) -> None:
-    """Refuses what will never be a request, without waiting for the end of its head. Raises BadRequest."""
+    """Refuses bytes that can never be a request, without waiting for the end of a head. Raises BadRequest."""
     if data[0] not in _METHOD_LETTERS:
         if data[0] == _TLS_HANDSHAKE:
             raise BadRequest("this port speaks HTTP, not HTTPS")
@@ -125,7 +124,7 @@ def check_beginning(data: bytes) -> None:
 
 
 def has_asked(beginning: bytes) -> bool:
-    """Whether a connection's first bytes hold the whole head of a request, or what will never be one."""
+    """Whether a connection's first bytes hold a whole head, or can never be a request."""
     return b"\r\n\r\n" in beginning or beginning[0] not in _METHOD_LETTERS
 
 
@@ -185,8 +184,8 @@ def parse_head(data: bytes) -> RequestHead:
         raise BadRequest("Request must have one Host header with a valid value")
     if has_other_coding:
         raise BadRequest("Unsupported transfer-encoding")
-    # A client of HTTP/1.0 takes a connection for closing unless the answer says otherwise, which ours do not.
-    # The parser has forgotten the fields of a request that has no body.
+    # A client of HTTP/1.0 expects a close unless the answer says otherwise, which ours do not. `closes` is needed
+    # because the parser forgets the fields of a request that has no body.
     head.keep_alive = http_version != "1.0" and parser.should_keep_alive() and not closes
     if length is not None and not head.chunked:
         head.content_length = int(length)  # the parser has checked that it is a number
@@ -207,10 +206,10 @@ def parse_head(data: bytes) -> RequestHead:
 
 
 class Reply:
-    """What goes back: `parts` are the body's buffers, the first the JSON.
+    """An answer: `parts` are the body's buffers, the first the JSON.
 
     `json_length` is set where binary parts follow the JSON. Parts that are memoryviews lie in `blocks`, which must be
-    held until they are sent. `headers` are those beyond type and lengths. Where it is `chunked` the parts are chunks.
+    held until they are sent. `headers` come beside type and lengths. If `chunked`, the parts are chunks.
     """
 
     __slots__ = ("blocks", "chunked", "content_type", "headers", "json_length", "parts", "status")
@@ -243,7 +242,7 @@ def reply_head(
     return _form(status, content_type, True, extra, keep_alive) % (json_length, length)
 
 
-# But for their lengths the heads of replies are the same again and again.
+# Apart from their lengths the heads of replies repeat.
 @functools.lru_cache(maxsize=1024)
 def _form(
     status: int,

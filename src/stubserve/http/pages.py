@@ -1,7 +1,4 @@
-"""Pages for people, and the metrics port: `/metrics`, and the status page at `/`.
-
-Each page is one file, which needs nothing but itself and this server.
-"""
+"""Pages for people, each of which is one file, and the metrics port: `/metrics`, and the status page at `/`."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
-    # Nothing but what is in the page, and what this server says
+    # Allows only what the page itself contains, and requests to this server
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'",
 }
@@ -37,10 +34,10 @@ def page(name: str) -> Response:
 def create_metrics_app(
     text: Callable[[], Awaitable[str]], status: Callable[[], Awaitable[bytes]] | None, access: Access | None
 ) -> ASGIApp:
-    """The app for the metrics port; `text()` gives the metrics of now, `status()` the data of the status page.
+    """The app for the metrics port; `text()` gives the current metrics, `status()` the data of the status page.
 
-    Other paths are answered 200 and empty, as upstream does; so is the page's where there is no status. `access` has
-    the rules for what there is to read. The page itself may be had by everybody: it says nothing, and asks for a token.
+    Other paths are answered 200 and empty, as upstream does; so is the page's path if there is no status. `access` has
+    the rules for reading. Everybody may load the page itself: it contains no data, and asks for a token.
     """
 
     async def answer(path: str) -> Response:

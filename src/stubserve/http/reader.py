@@ -1,15 +1,14 @@
-"""The bytes that arrive on a connection, taken apart: heads, and the bodies behind them, each to where it is wanted.
+"""Takes apart the bytes that arrive on a connection: heads, and bodies, which it puts where they are needed.
 
-Heads and small bodies land in one scratch buffer that all connections share (a read and its callback are one step of
-the event loop, so nobody else can be in it). A large inference body goes straight into the arena: once the head has
-told its length, the socket is given the rest of a block, placed so that the first tensor, behind the JSON header of
-known length, begins on a 64-byte boundary. What comes with the head has to be copied there, so after a large
-request a connection reads little at first.
+Heads and small bodies land in one scratch buffer that all connections share: a read and its callback are one step of
+the event loop, so no two connections use the buffer at once. A large inference body goes straight into the arena. Once
+the head has told its length, the socket reads into the rest of a block, placed so that the first tensor, behind the
+JSON header of known length, begins on a 64-byte boundary. The part of the body that comes with the head has to be
+copied, so after a large request a connection reads little at first.
 
-The reader knows nothing of its connection, which says when the next head is taken and what becomes of the body: it is
-collected, thrown away because the answer is known already, or passed on as it came. While a request is being answered
-nothing more is read, so neither pipelining nor a client that does not read its answers can make the server collect
-memory.
+The connection says when the reader takes the next head and what happens to the body: it is collected, thrown away
+because the answer is known already, or passed on as it came. While a request is being answered nothing more is read. So
+neither pipelining nor a client that does not read its answers can make the server collect memory.
 """
 
 from __future__ import annotations
@@ -28,38 +27,37 @@ from stubserve.memory.heap_account import FREE_BYTES, HeapShare
 
 log = logging.getLogger("stubserve.http")
 
-# How long a refused client may send nothing before its connection is closed, and how often it may have sent more
+# Seconds of silence after which a refused client's connection is closed, and how often it is waited for
 _LINGER_S = 1.0
 _LINGERS = 30
 
 
 class RequestReader:
-    """The reader of one connection. `inbox` is where the next read goes, unless there is an `arena_body`: then into its
-    rest."""
+    """The reader of one connection. The next read goes into the rest of `arena_body`, or else into `inbox`."""
 
     def __init__(self, shared: Connections, transport: asyncio.Transport) -> None:
         self._shared = shared
         self._server = shared.server
         self._transport = transport
-        # Per-connection state: `data` has been read and waits for its turn
+        # State of the connection: `data` has been read and waits for its turn.
         self.inbox = shared.scratch_view
         self.data = b""
         self.bytes_received = 0
         self.paused = False
         self.lingering: asyncio.TimerHandle | None = None
         self._watched = False
-        # Per-request state. The request begins at `_start` in the data, and what has not been taken of it at `_at`.
+        # State of the request: it begins at `_start` in the data, and its bytes up to `_at` have been taken.
         self.head: RequestHead
         self._start = 0
         self._at = 0
-        # Whether there is more of its body to take: so many bytes, or up to the end that is found there
+        # Whether more of the body is to come: `_left` bytes, or up to the end that `_chunked` finds
         self._in_body = False
         self._left = 0
         self._chunked: ChunkedBody | None = None
-        # Whether all of it has come with its head
+        # Whether the whole body came with its head
         self.has_whole_body = False
-        # Where it is kept, unless there is a reason to throw it away: the arena, the heap with an account, or here
-        # The answer to one that is not wanted. Not its error: the traceback knows this reader, and what was read.
+        # The answer that refuses the request. Not the error: its traceback refers to this reader and to the data. The
+        # body is kept in the arena, in the heap with an account, or in `_short_body`; not at all after a refusal.
         self.refusal: Reply | None = None
         self.arena_body: ArenaArrival | None = None
         self._heap_body: HeapArrival | None = None
@@ -67,7 +65,7 @@ class RequestReader:
         self.raw = b""
 
     def received(self, nbytes: int) -> None:
-        """So many bytes were read, to where the next read was to go."""
+        """`nbytes` were read, into the place for the next read."""
         self.bytes_received += nbytes
         arena_body = self.arena_body
         if arena_body is None:
@@ -111,16 +109,16 @@ class RequestReader:
             except ServeError as error:
                 self.refusal = encode_error(error)
                 return
-            # The next request is probably as large: all of its body but what comes in so short a read needs no copy.
+            # The next request is probably as large: with a short first read, only that part of its body is copied.
             self.inbox = self._shared.head_view
         elif self._chunked is not None or self._left > FREE_BYTES:
             self._heap_body = self._server.arrivals.into_heap(self, self)
 
     def take_body(self, keep: bool) -> bool:
-        """Takes what has come of the body; whether that was the last of it. Raises BadRequest.
+        """Takes the part of the body that has come; True with the last part. Raises BadRequest.
 
-        It is kept for `body`, unless there is a `refusal`. What is not to be kept is `raw`, as it came, with the head
-        before it.
+        With `keep`, it is kept for `body`, unless there is a `refusal`. Otherwise it goes into `raw`, as it came, after
+        the head.
         """
         data = self.data
         if self._chunked is None:
@@ -150,7 +148,7 @@ class RequestReader:
         return complete
 
     def _keep_in_heap(self, body: HeapArrival, piece: bytes) -> None:
-        """Raises ServeError where the body is too long, or there is no memory for it."""
+        """Raises ServeError if the body is too long, or memory is short."""
         limit = max(self._server.max_input_size, 1 << 20)
         if body.moved + len(piece) > limit:
             raise invalid(
@@ -160,9 +158,9 @@ class RequestReader:
         body.add(piece)
 
     def body(self) -> tuple[bytes | memoryview, Block | None, int, HeapShare | None]:
-        """The body, once it is complete: where it lies in the arena, and the share in which it is counted in the heap.
+        """The complete body; block and arena offset if it lies in the arena; its share if it counts in the heap.
 
-        All of that is the caller's from now on, the block's first hold included.
+        The caller owns all of that from now on, the block's first hold included.
         """
         arena_body, self.arena_body = self.arena_body, None
         if arena_body is not None:
@@ -175,20 +173,20 @@ class RequestReader:
         return body, None, 0, None
 
     def give_up(self, error: ServeError) -> None:
-        """There is no memory for the body at hand: the rest of it is thrown away, and then the client told."""
+        """Memory is short: the rest of this body is thrown away, and then the client gets `error`."""
         self._forget_body()
         self.refusal = encode_error(error)
 
     def settle(self, waits: bool) -> None:
-        """All is taken that could be. What is left `waits` until a request is answered, or for more to come."""
+        """All that could be taken is taken. With `waits` the rest waits for an answer, otherwise for more bytes."""
         if waits and self.data:
-            # Also where it is paused: the fallback has flow control of its own, which may have resumed it.
+            # Even if `paused`: the fallback has its own flow control, which may have resumed reading.
             self.paused = True
             self._transport.pause_reading()
         elif self.paused and not waits and not self._transport.is_closing():
             self.paused = False
             self._transport.resume_reading()
-        # A client has to go on with what it has begun to send, where it may.
+        # A client that has begun to send, and can go on, must do so at the minimum rate.
         arriving = self._in_body or (self.data != b"" and not self.paused)
         if arriving != self._watched:
             self._watched = arriving
@@ -196,7 +194,7 @@ class RequestReader:
             (clients.watch_arriving if arriving else clients.unwatch_arriving)(self)
 
     def stalled(self) -> None:
-        """The client does not send the rest of its request, or too slowly."""
+        """The client does not send the rest of its request, or sends it too slowly."""
         log.info(
             "closing a connection whose request did not arrive completely: it fell behind --request-min-rate=%d "
             "or took longer than --request-timeout-secs=%d",
@@ -205,7 +203,7 @@ class RequestReader:
         self._transport.close()
 
     def linger(self, seen: int = -1, times: int = _LINGERS) -> None:
-        """Reads on, for nothing: with something unread the kernel would take an answer back as it closes."""
+        """Reads on and ignores the bytes: if the kernel closes with unread bytes, the client loses the answer."""
         if self.bytes_received == seen or not times:
             self._transport.close()
         else:
@@ -213,7 +211,7 @@ class RequestReader:
             self.lingering = loop.call_later(_LINGER_S, self.linger, self.bytes_received, times - 1)
 
     def close(self) -> None:
-        """No request is taken any more. What came goes now, not when the garbage collector finds its objects."""
+        """Takes no more requests. Frees the data now, not when the garbage collector finds its objects."""
         self.data = b""
         self._in_body = False
         self._forget_body()

@@ -18,15 +18,12 @@ from stubserve.memory.heap_account import FREE_BYTES
 log = logging.getLogger("stubserve.http")
 
 SCRATCH_BYTES = 64 * 1024
-# A head and the JSON of a few tensors: what is read at first of a request that will be large.
+# The first read of a request that will be large: a head and the JSON of a few tensors
 HEAD_BYTES = 4 * 1024
 
 
 class Connections:
-    """What the connections of one server share.
-
-    That is the scratch buffer, known heads, memory being sent, and the list of those that are open.
-    """
+    """What the connections of one server share: scratch buffer, known heads, memory being sent, open connections."""
 
     def __init__(
         self,
@@ -35,23 +32,23 @@ class Connections:
         log_answers: bool = False,
         access: HttpAccess | None = None,
     ) -> None:
-        # None where everybody may ask for everything
+        # None if everybody may ask for everything
         self.access = access
-        # None where pages of other origins are not told that they may ask
+        # None if pages of other origins may not ask
         self.cors = cors
         self.server = server
         self.heads = KnownHeads()
         self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
         self.head_view = self.scratch_view[:HEAD_BYTES]
         self.sent_memory = SentMemory()
-        # Whether each request gets a line in the log; each answer, with its status
+        # Whether the log gets a line for each request; for each answer, with its status
         self.log_requests = False
         self.log_answers = log_answers
         self.slow_clients = server.slow_clients
         self.open = OpenConnections(server.slow_clients, server.max_connections)
 
     def where_http2_is(self) -> str:
-        """What a client is told that speaks HTTP/2 on this port."""
+        """The text for a client that speaks HTTP/2 on this port."""
         port = self.server.grpc_port
         where = f"gRPC is served on port {port}" if port else "gRPC is not served (--allow-grpc)"
         return f"this port speaks HTTP/1.1, not HTTP/2; {where}"
@@ -72,7 +69,7 @@ class Connections:
     def log_answer(
         self, client: str, head: RequestHead, id: str, status: int, began_ns: int, received: int, sent: int
     ) -> None:
-        """A line in the access log: bodies of so many bytes were received and sent."""
+        """Writes a line into the access log; `received` and `sent` are the bytes of the bodies."""
         method, target = head.method.decode("latin-1"), head.target.decode("latin-1")
         model, version = head.infer or head.generate or ("", "")
         names = {"model": model, "version": version, "id": id}

@@ -1,9 +1,8 @@
-"""The metrics that models make, as the server keeps them.
+"""The metrics that models make, as the server keeps them. Names and texts are upstream's.
 
-They live here and not in the stubs, so that instances and models which make the same metric share it, and so that they
-can be read at any moment, whatever the stubs are doing. A family is known by its name, a series of it by its labels;
-each is there as long as somebody owns it, and is what its first owner made it: later descriptions and buckets are not
-looked at. Names and texts are upstream's.
+They live here and not in the stubs, so that instances and models which make the same metric share it, and so that it
+can be read whatever the stubs are doing. A family is known by its name, a series in it by its labels. Each exists as
+long as it has an owner, and keeps the description and buckets of its first owner; later ones are ignored.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class Series:
-    """One metric: a number, or, with `bounds`, a histogram with the counts of each bucket and of what is above."""
+    """One metric: a number, or, with `bounds`, a histogram with a count per bucket and one above the last."""
 
     __slots__ = ("bounds", "counts", "labels", "owners", "value")
 
     def __init__(self, labels: Labels, bounds: Sequence[float] | None = None) -> None:
         self.labels = labels
         self.owners = 0
-        # Of a histogram the sum of what was observed
+        # For a histogram: the sum of all values
         self.value = 0.0
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1) if bounds is not None else []
 
     def observe(self, value: float) -> None:
-        """Counts one value of a histogram; a bucket's bound belongs to it."""
+        """Counts one value of a histogram; a bucket includes its bound."""
         assert self.bounds is not None
         self.value += value
         self.counts[bisect.bisect_left(self.bounds, value)] += 1
@@ -59,9 +58,9 @@ class Family:
 
 
 class MetricRegistry:
-    """All families that models made. `reserved` are names that are taken, with their kinds: the server's own.
+    """All families that models made. `reserved` are the server's own names, with their kinds.
 
-    `sources` are called before the metrics are read, to take in changes that are still under way.
+    `sources` are called before the metrics are read, to take in pending changes.
     """
 
     def __init__(self, reserved: Mapping[str, str]) -> None:
@@ -87,7 +86,7 @@ class MetricRegistry:
         return family
 
     def close_family(self, family: Family) -> None:
-        """One of its owners needs it no more; with the last it goes."""
+        """One owner needs the family no more; it goes with the last."""
         family.owners -= 1
         if not family.owners:
             del self._families[family.name]
@@ -107,7 +106,7 @@ class MetricRegistry:
         return series
 
     def close_series(self, family: Family, series: Series) -> None:
-        """One of its owners needs it no more; with the last it goes."""
+        """One owner needs the series no more; it goes with the last."""
         series.owners -= 1
         if not series.owners:
             del family.series[series.labels]

@@ -1,7 +1,7 @@
 """Prometheus' text format, written as upstream's server writes it.
 
-Why not with prometheus_client: it puts `_total` behind the name of every counter and prints whole numbers as `1.0`,
-while dashboards and upstream's tests look for `nv_inference_count{...} 1`.
+prometheus_client is no help: it adds `_total` to the name of every counter and prints whole numbers as `1.0`, while
+dashboards and upstream's tests look for `nv_inference_count{...} 1`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from stubserve.observability.custom_metrics import COUNTER, GAUGE, HISTOGRAM, La
 SUMMARY = "summary"
 CONTENT_TYPE = "text/plain; charset=utf-8"
 
-# Whole numbers below this have no more than 16 digits.
+# Whole numbers below this have at most 16 digits.
 _EXACT = 10**16
 
 _ORDER = (COUNTER, GAUGE, HISTOGRAM, SUMMARY)
 
 
 def number(value: float) -> str:
-    """A value with 16 digits at most, and no decimals where it is whole."""
+    """A value with at most 16 digits, without decimals if it is whole."""
     if type(value) is int and -_EXACT < value < _EXACT:
         return str(value)
     if math.isnan(value):
@@ -41,11 +41,11 @@ class Exposition:
 
     def __init__(self) -> None:
         self._families: dict[str, tuple[str, str, list[str]]] = {}
-        # Labels as they are printed: each model has the same ones in many families
+        # Labels as they are printed: each model has the same labels in many families
         self._texts: dict[Labels, str] = {}
 
     def family(self, name: str, kind: str, description: str) -> FamilyText:
-        """The family of that name; the first caller says what it is."""
+        """The family of that name; the first caller sets its kind and description."""
         found = self._families.get(name)
         if found is None:
             found = self._families[name] = (kind, description, [])
@@ -73,7 +73,7 @@ class FamilyText:
         self._texts = texts
 
     def sample(self, labels: Labels, value: float, suffix: str = "") -> None:
-        """One number; `labels` are printed as they come."""
+        """Adds one number; `labels` are printed as they come."""
         text = self._texts.get(labels)
         if text is None:
             escaped = ((name, _escape(value).replace('"', '\\"')) for name, value in labels)
@@ -81,7 +81,7 @@ class FamilyText:
         self._print(suffix, text, value)
 
     def histogram(self, labels: Labels, total: float, bounds: Sequence[float], counts: Sequence[int]) -> None:
-        """A histogram: `counts` are those of each bucket alone, and of what is above the last bound."""
+        """Adds a histogram: `counts` are those of each bucket alone, and the count above the last bound."""
         self.sample(labels, sum(counts), "_count")
         self.sample(labels, total, "_sum")
         of = self._texts[labels]
@@ -91,7 +91,7 @@ class FamilyText:
             self._print("_bucket", _and(of, "le", number(bound)), below)
 
     def summary(self, labels: Labels, count: int, total: float, quantiles: Iterable[tuple[float, float]]) -> None:
-        """A summary; `quantiles` are (quantile, value)."""
+        """Adds a summary; `quantiles` are (quantile, value)."""
         self.sample(labels, count, "_count")
         self.sample(labels, total, "_sum")
         of = self._texts[labels]
@@ -104,5 +104,5 @@ class FamilyText:
 
 
 def _and(labels: str, name: str, value: str) -> str:
-    """One label more; its value needs no escapes."""
+    """`labels` with one more; its value needs no escapes."""
     return f'{labels},{name}="{value}"' if labels else f'{name}="{value}"'

@@ -1,6 +1,6 @@
-"""The families of metrics that a server has itself: what kind each is of, and its help text.
+"""The server's own families of metrics: their kinds and help texts.
 
-A family is a line, which goes on in lines that are indented. Those named `nv_` are upstream's, with its texts.
+A family is a line and the indented lines after it. Those named `nv_` are upstream's, with its texts.
 """
 
 from __future__ import annotations
@@ -80,5 +80,5 @@ FAMILIES = {
     name: (kind, re.sub(r"\n +", " ", text))
     for kind, name, text in re.findall(r"^(\w+) (\w+): (.*(?:\n +.*)*)$", _TABLE, re.MULTILINE)
 }
-# The kinds of names that models cannot take for metrics of another kind
+# Names that models can use only for metrics of the same kind, with these kinds
 RESERVED = {name: kind for name, (kind, _) in FAMILIES.items()}

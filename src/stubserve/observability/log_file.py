@@ -1,8 +1,8 @@
 """The log in a file (`--log-file`), on a disk that may be full.
 
-A line that cannot be written is lost, and nothing else happens: the code that logs hears nothing of it. The first one
-is told on the standard error, with the reason; and when the file takes lines again, the first of them says how many are
-missing. A line of which only a part was written is ended before the next one, so that two never become one.
+A line that cannot be written is lost, without an error in the code that logs. The first lost line and the reason go to
+the standard error. When the file takes lines again, the first of them says how many are missing. A line of which only a
+part was written is ended before the next one, so that two never become one.
 
 A program that rotates logs renames the file and asks for a new one (`reopen`). Each line is in one of the two.
 """
@@ -17,14 +17,14 @@ import time
 
 from stubserve.observability.output import OutputQueue
 
-# Where a disk is full and not full in turns, it is not said each time.
+# If a disk is full and free in turns, a message comes at most this often.
 _SAY_AGAIN_S = 60.0
 
 
 class LogFile(logging.Handler):
-    """Appends to the file `path`; `lost` is how many lines are missing in it. Raises OSError if it cannot be opened.
+    """Appends to the file `path`; `lost` counts the lines missing in it. Raises OSError if it cannot be opened.
 
-    What is wrong with it goes to the standard error, by `output`.
+    Errors about the file go to the standard error, through `output`.
     """
 
     def __init__(self, path: str, output: OutputQueue) -> None:
@@ -33,7 +33,7 @@ class LogFile(logging.Handler):
         self._output = output
         self._descriptor = self._open()
         self.lost = 0
-        # How many of these the file does not tell of yet, and why they are
+        # How many missing lines the file does not mention yet, and why they are missing
         self._untold = 0
         self._why = ""
         # Whether the file ends in a part of a line
@@ -63,7 +63,7 @@ class LogFile(logging.Handler):
             self._untold = 0
 
     def reopen(self) -> None:
-        """Goes on in the file that has the path now. Raises OSError, and goes on in the old file then."""
+        """Goes on in the file that has the path now. If it raises OSError, it goes on in the old file."""
         descriptor = self._open()
         self.acquire()
         try:
@@ -83,7 +83,7 @@ class LogFile(logging.Handler):
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def _line(self, record: logging.LogRecord) -> bytes:
-        # As on stderr, what UTF-8 cannot say (names of files may be any bytes) must not cost the line.
+        # As on stderr: text that UTF-8 cannot encode (names of files may be any bytes) must not lose the line.
         return self.format(record).encode("utf-8", "backslashreplace") + b"\n"
 
     def _lose(self, why: str) -> None:

@@ -1,13 +1,11 @@
 """The server's log, on stdout (info) and stderr (warnings and errors), or in a file.
 
-A record is a line of upstream's form, with what belongs to it below, or a line of JSON. In
-`I1121 02:02:20.519482 21594 server.py:117] "message"` are level, date, time, pid, place, message. The message is quoted
-and escaped as JSON, unless the environment says TRITON_SERVER_ESCAPE_LOG_MESSAGES=0. One of several lines (a traceback)
-is not squeezed into one: its other lines follow, indented, so that nobody's text can look like a record of its own,
-and with what is not printable escaped. On a terminal there are colours in place of quotes.
+A record is a line of JSON, or a line in upstream's form, with further lines below it. Upstream's form is `I1121
+02:02:20.519482 21594 server.py:117] "message"`: level, date, time, pid, place, message. The message is quoted and
+escaped as JSON, unless the environment says TRITON_SERVER_ESCAPE_LOG_MESSAGES=0. Its other lines (a traceback) follow
+indented, with unprintable characters escaped, so no text can look like a record. A terminal gets colours, not quotes.
 
-What is logged can be changed while the server runs (`LogSettings`). A part that filters at the source, as stubs do,
-watches it.
+The settings can change while the server runs (`LogSettings`). Parts that filter at the source, as stubs do, watch them.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ _INDENT = "\n    "
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 _RESET = "\x1b[0m"
-# Grey, yellow, red: the head of a line; and what of its message is coloured
+# Grey, yellow, red: for the head of a line, and for its message
 _HEAD_COLORS = {"I": "\x1b[2m", "W": "\x1b[33m", "E": "\x1b[1;31m", "F": "\x1b[1;31m"}
 _TEXT_COLORS = {"W": "\x1b[33m", "E": "\x1b[31m", "F": "\x1b[31m"}
 
@@ -65,7 +63,7 @@ class LogFormatter(logging.Formatter):
                 "pid": record.process,
                 "place": _place(record),
                 "message": message,
-                # What a line says beside its message, for machines
+                # A line's values beside its message, for machines
                 **getattr(record, "fields", {}),
             }
             return json.dumps(fields, ensure_ascii=False)
@@ -85,37 +83,37 @@ class LogFormatter(logging.Formatter):
 
 
 def printable(text: str) -> str:
-    """The text, with what controls a terminal, or ends a line, escaped."""
+    """The text with escapes for characters that control a terminal or end a line."""
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _indented(message: str, first: str) -> str:
-    """The first line of a message, as it is given, and the others below it."""
+    """A message's first line, given as `first`, and the others below it."""
     rest = message.rstrip("\n").split("\n")[1:]
     return _INDENT.join([first, *(printable(line) for line in rest)])
 
 
 def _place(record: logging.LogRecord) -> str:
-    # What a compiled function logs would be said to come from the event loop: it has no frame that logging sees.
+    # A compiled function has no frame that logging sees, so its lines would name the event loop as their place.
     compiled = record.pathname.startswith(_EVENT_LOOP) and record.name.startswith("stubserve")
     return record.name if compiled else f"{record.filename}:{record.lineno}"
 
 
 log = logging.getLogger("stubserve.log")
 
-# Those that can be chosen while the server runs, as with upstream; whoever reads JSON wants nothing else in between.
+# The formats that can be chosen while the server runs, as in upstream; a reader of JSON wants no other lines.
 FORMATS = (DEFAULT, ISO8601)
 # In the order of the stub's levels
 _SWITCHES = {logging.INFO: "log_info", logging.WARNING: "log_warning", logging.ERROR: "log_error"}
-# How many errors the status page shows, and how much of a text
+# The errors that the status page shows, and the most characters of a text
 _LAST = 20
 _LENGTH = 8000
 
 
 class LastErrors(logging.Handler):
-    """Keeps the last errors for the status page, each as `{"time", "text", "count"}`; the same text again only counts.
+    """Keeps the last errors for the status page, as `{"time", "text", "count"}`; a repeated text only counts.
 
-    `time` is seconds since 1970, of the last time.
+    `time` is that of the last occurrence, in seconds since 1970.
     """
 
     def __init__(self) -> None:
@@ -127,7 +125,7 @@ class LastErrors(logging.Handler):
         try:
             text = self._plain.format(record)[:_LENGTH]
         except Exception:
-            return  # whoever writes the log says so
+            return  # the handler that writes the log reports this
         for known in self._last:
             if known["text"] == text:
                 self._last.remove(known)
@@ -145,16 +143,13 @@ class _BelowWarning(logging.Filter):
 
 
 class LogSettings:
-    """What is logged, and how: the log settings of the protocols, under their names (`to_dict`), and they can change.
-
-    `watchers` are called after each change.
-    """
+    """The log settings of the protocols, by name (`to_dict`). `watchers` are called after each change."""
 
     def __init__(self, settings: LoggingSettings) -> None:
-        # One for each place that is written to
+        # One per output
         self.formatters: list[LogFormatter] = []
         self.last_errors = LastErrors()
-        # None where the log goes to the standard output and error
+        # None if the log goes to the standard output and error
         self.log_file: LogFile | None = None
         self.watchers: set[Callable[[], None]] = set()
         self._values: dict[str, Any] = {
@@ -172,15 +167,15 @@ class LogSettings:
 
     @property
     def verbose(self) -> bool:
-        """Whether details are logged that matter only for a close look."""
+        """Whether to log details that matter only for a close look."""
         return bool(self._values["log_verbose_level"] > 0)
 
     def lines_lost(self) -> int:
-        """How many lines of the log, and of what models print, could not be written."""
+        """How many lines of the log, and of models' output, could not be written."""
         return output.lines_lost + (0 if self.log_file is None else self.log_file.lost)
 
     def model_levels(self) -> int:
-        """The levels that are logged of models' lines, as bits by their numbers in the stub's `LogLevel`."""
+        """The levels of models' lines to log, as bits by their numbers in the stub's `LogLevel`."""
         names = (*_SWITCHES.values(), "log_verbose_level")
         return sum(1 << level for level, name in enumerate(names) if self._values[name])
 
@@ -206,19 +201,19 @@ class LogSettings:
             log.info("--log-file=%s has been opened again, after SIGHUP", path)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is logged; as a filter of the handlers. Each level has a switch of its own."""
+        """Whether to log a line, for the handlers' filters. Each level has its own switch."""
         switch = _SWITCHES.get(record.levelno)
         return switch is None or self._values[switch]
 
     def apply(self) -> None:
-        """Has the process's log follow the settings."""
+        """Applies the settings to the process's log."""
         for formatter in self.formatters:
             formatter.form = self._values["log_format"]
         logging.getLogger("stubserve").setLevel(logging.DEBUG if self.verbose else logging.INFO)
 
 
 def configure(settings: LoggingSettings) -> LogSettings:
-    """Sets up the loggers "stubserve" and "uvicorn" as the settings say."""
+    """Sets up the loggers "stubserve" and "uvicorn"."""
     log_settings = LogSettings(settings)
     handlers: list[logging.Handler]
     colored = [False, False]
@@ -248,5 +243,5 @@ def configure(settings: LoggingSettings) -> LogSettings:
 
 
 def takes_colors(stream: TextIO) -> bool:
-    """Whether the stream is a terminal, and colours are not switched off."""
+    """Whether the stream is a terminal with colours not switched off."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,9 +1,9 @@
 """All metrics of a server, as one text.
 
-Nothing here runs while requests do: a scrape reads what is counted anyway, so an idle server sleeps. Only distributions
-are counted for their own sake, where `--metrics-config` wants them (`inference.latencies`). A server of many models has
-a long text: it is made in steps, model by model, so that requests go on meanwhile. The dearest step is the memory of a
-stub, which the kernel is asked for.
+Nothing here runs with requests: a scrape reads values that are counted anyway, so an idle server sleeps. Only
+distributions are counted for metrics alone, if `--metrics-config` wants them (`inference.latencies`). With many models
+the text is long: it is made in steps, model by model, so that requests go on meanwhile. The most expensive step asks
+the kernel for a stub's memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stubserve.response_cache.local import LocalStore
 from stubserve.response_cache.store import ResponseCache
 from stubserve.settings.groups import LatencySettings
 
-# What is read of a model's statistics; nanoseconds become microseconds.
+# Metrics from a model's statistics; nanoseconds become microseconds.
 _COUNTS = {
     "nv_inference_count": "inference_count",
     "nv_inference_exec_count": "execution_count",
@@ -37,7 +37,6 @@ _DURATIONS = {
     "nv_inference_compute_infer_duration_us": "compute_infer_ns",
     "nv_inference_compute_output_duration_us": "compute_output_ns",
 }
-# Of models that use the response cache
 _CACHE_COUNTS = {
     "nv_cache_num_hits_per_model": "cache_hit_count",
     "nv_cache_num_misses_per_model": "cache_miss_count",
@@ -49,14 +48,14 @@ _CACHE_COUNTS = {
 _BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SERVING = ("ready", "asleep")
 
-# How to read what is counted of the server as a whole, by family
+# By family, how to read what is counted for the server as a whole
 Readings = Mapping[str, Callable[[], float]]
 
 
 class ServerMetrics:
     """`models()` gives the models that serve; `memory` is their shared memory, `custom` the metrics that they make.
 
-    `cache` is the response cache where there is one, `readings` read what is counted of the server as a whole.
+    `cache` is the response cache, if there is one; `readings` read what is counted for the server as a whole.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class ServerMetrics:
         self._cache = cache
 
     def text(self) -> LongWork[str]:
-        """The metrics of this moment."""
+        """The current metrics."""
         exposition = Exposition()
         for model in tuple(self._models()):
             self._expose_model(model, exposition)
@@ -103,7 +102,7 @@ class ServerMetrics:
         return (yield from exposition.text())
 
     def _expose_model(self, model: ServedModel, exposition: Exposition) -> None:
-        """Upstream's metrics of one model."""
+        """Adds upstream's metrics of one model."""
         names = _labels_of(model)
         labels = _sorted(names)
         statistics = model.statistics
@@ -113,7 +112,7 @@ class ServerMetrics:
             failures.sample(_sorted({**names, "reason": reason}), statistics.failures[outcome])
         wanted = dict(_COUNTS)
         if self._options.counter_latencies:
-            # As upstream, all of the cache's goes with the latencies.
+            # As in upstream, all metrics of the cache go with the latencies.
             wanted |= {**_DURATIONS, **_CACHE_COUNTS} if statistics.cached else _DURATIONS
         for name, attribute in wanted.items():
             value = getattr(statistics, attribute)
@@ -147,12 +146,10 @@ def _labels_of(model: ServedModel) -> dict[str, str]:
 
 
 def _sorted(labels: dict[str, str]) -> Labels:
-    """Labels in the order in which upstream prints them."""
     return tuple(sorted(labels.items()))
 
 
 def _expose_instances(model: ServedModel, exposition: Exposition) -> None:
-    """The sizes of a model's batches, and its instances."""
     names = _labels_of(model)
     counts = [0] * (len(_BOUNDS) + 1)
     total = 0
@@ -177,7 +174,7 @@ def _expose_instances(model: ServedModel, exposition: Exposition) -> None:
 
 
 def _expose_cache(store: LocalStore, exposition: Exposition) -> None:
-    """The response cache as a whole, where it is this server's own (upstream's local cache has the same)."""
+    """Adds the metrics of this server's own response cache, the same as upstream's local cache has."""
     values = {
         "nv_cache_util": store.used / store.limit,
         "nv_cache_num_entries": len(store),
@@ -191,7 +188,7 @@ def _expose_cache(store: LocalStore, exposition: Exposition) -> None:
 
 
 class MachineMetrics:
-    """`interval_s` is the shortest time that the utilization is measured over; until it is over the last one counts."""
+    """`interval_s` is the shortest time over which utilization is measured; until it is over the last value counts."""
 
     def __init__(self, interval_s: float, cpu: bool) -> None:
         self._interval_s = interval_s
@@ -201,7 +198,7 @@ class MachineMetrics:
         self._utilization = 0.0
 
     def expose(self, exposition: Exposition) -> None:
-        """Adds the metrics: of the pinned memory pool, which does not exist here, and of CPU and memory if wanted."""
+        """Adds the metrics of CPU and memory if wanted, and of the pinned memory pool, which does not exist here."""
         values: dict[str, float] = {"nv_pinned_memory_pool_total_bytes": 0, "nv_pinned_memory_pool_used_bytes": 0}
         if self._cpu:
             memory = psutil.virtual_memory()
@@ -223,5 +220,5 @@ class MachineMetrics:
 
 def _busy_and_total() -> tuple[float, float]:
     times = psutil.cpu_times()
-    total = sum(times[:8])  # what guests use is part of `user`
+    total = sum(times[:8])  # `user` includes the time of guests
     return total - times.idle - getattr(times, "iowait", 0.0), total

@@ -1,16 +1,16 @@
 """The server's standard output and error, written by a thread of their own.
 
 The reader of the log may be slow, or stop reading, and a write to a full pipe waits. So the event loop only appends to
-a queue, for its own lines and for what stubs write to stderr, and nobody but the thread waits. The queue is bounded:
+a queue, for its own lines and for the stubs' stderr, and only the thread waits. The queue is bounded:
 
-- one source (a stub, or the server's own log) may have up to SOURCE_BYTES in it. Who can be made to wait asks `is_full`
-  first and goes on reading later, so a model that floods its stderr gets as fast as the log is read, and no faster;
-- where nothing has been written for STUCK_S nobody waits any more: what does not fit is dropped, and a line says how
-  much of which source, once there is room again;
-- what cannot be written, because it goes to a disk that is full, is lost. The first line that can be is followed by one
-  that says how many are missing.
+- one source (a stub, or the server's own log) may have up to SOURCE_BYTES in it. A source that can wait asks `is_full`
+  first and reads on later, so a model that floods its stderr is slowed to the speed at which the log is read;
+- if nothing could be written for STUCK_S nobody waits any more: what does not fit is dropped. Once there is room again,
+  a line names the source and how much is missing;
+- what cannot be written, because the disk is full, is lost. After the first line that can be written, a line says how
+  many are missing.
 
-Order is kept among all that goes through here. What is queued when the server ends is written then (`finish`).
+All that goes through here keeps its order. What is queued when the server ends is written then (`finish`).
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class OutputQueue:
         self._queue: collections.deque[tuple[int, str, bytes]] = collections.deque()
         self._waiting: collections.Counter[str] = collections.Counter()
         self._dropped: collections.Counter[str] = collections.Counter()
-        # Lines that were dropped or could not be written, ever; of the latter those of which nothing has told, and why
+        # All lines that were dropped or not written; unwritten lines not reported yet, and the reason
         self.lines_lost = 0
         self._unwritten = 0
         self._why = ""
         self._thread: threading.Thread | None = None
-        # When something was written last, or the queue began to fill; None while there is nothing to write
+        # When something was last written, or the queue began to fill; None if nothing is to be written
         self._began: float | None = None
 
     def write(self, descriptor: int, data: bytes, source: str = SERVER) -> None:
-        """Has `data` written; drops it where `source` has too much in the queue."""
+        """Queues `data`; drops it if `source` has too much in the queue."""
         with self._news:
             if self._waiting[source] + len(data) > SOURCE_BYTES + _LARGEST_WRITE:
                 self._dropped[source] += len(data)
@@ -72,12 +72,12 @@ class OutputQueue:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nothing has been written for a while although there is something."""
+        """Whether nothing has been written for a while although there is something to write."""
         began = self._began
         return began is not None and time.monotonic() - began > STUCK_S
 
     def close(self) -> None:
-        """Waits until everything is written, for two seconds at most."""
+        """Waits until everything is written, for at most two seconds."""
         with self._news:
             self._news.wait_for(lambda: self._began is None, _FINISH_S)
 
@@ -91,7 +91,7 @@ class OutputQueue:
                 self._write(descriptor, data)
                 unwritten, self._unwritten = self._unwritten, 0
             except OSError as error:
-                # A reader that has closed its pipe does not want it.
+                # A reader that has closed its pipe does not want the lines.
                 if error.errno != errno.EPIPE:
                     lost = data.count(b"\n")
                     self._unwritten += lost
@@ -105,7 +105,7 @@ class OutputQueue:
                 dropped, self._dropped = self._dropped, collections.Counter()
                 self._news.notify_all()
             if unwritten:
-                # Only after something could be written, so that this line does not beget the next.
+                # Only after a successful write, so that this line does not cause the next.
                 log.warning("%d lines of the log are missing here: %s", unwritten, self._why)
             for name, nbytes in dropped.items():
                 log.warning("%d bytes that %s wrote were dropped: the log is not read fast enough", nbytes, name)
@@ -121,7 +121,7 @@ class OutputQueue:
 
 
 class QueuedStream:
-    """One of the process's text streams, as a handler of `logging` has it: what it is given goes through a queue."""
+    """One of the process's text streams, for a handler of `logging`: its text goes through a queue."""
 
     def __init__(self, stream: TextIO, output: OutputQueue) -> None:
         self._descriptor = stream.fileno()
@@ -129,12 +129,11 @@ class QueuedStream:
         self._output = output
 
     def write(self, text: str) -> None:
-        # What the encoding cannot say (names of files may be any bytes) must not cost the line.
+        # Text that the encoding cannot express (names of files may be any bytes) must not lose the line.
         self._output.write(self._descriptor, text.encode(self._encoding, "backslashreplace"))
 
     def flush(self) -> None:
         """Nothing waits here for more."""
 
 
-# There is one standard output, and one standard error.
 output = OutputQueue()

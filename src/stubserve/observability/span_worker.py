@@ -1,11 +1,10 @@
 """The process that exports spans for the server: `python -m stubserve.observability.span_worker URL RESOURCE`.
 
-A line on its standard input is a group of traces (`trace_spans`), in JSON with the nanoseconds between the clock that
-they were timed by and that of the world. When its spans have been sent, or could not be, a line on its standard output
-says so: `taken` or `refused`. It ends with its input.
+A line on its standard input is a group of traces (`trace_spans`) in JSON, with the nanoseconds between the traces'
+clock and the time of day. When the group's spans have been sent, or could not be, it answers with a line on its
+standard output: `taken` or `refused`. It ends with its input.
 
-Only the exporter and the span's data come from OpenTelemetry's SDK. Its tracer makes a span while the work is done;
-here the times are known anyway.
+Only the exporter and the span's data are the OpenTelemetry SDK's: its tracer would time a span that is timed already.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ from stubserve.closed_process import close_process
 _TIMEOUT_S = 10.0
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _SCOPE = InstrumentationScope("stubserve", __version__)
-# It gets a tenth of a core that others want as well, and all of one else.
+# The process gets a tenth of a core that others want as well, and all of an idle core.
 _NICE = 10
 
 
 def main() -> None:
     url, resource = sys.argv[1:]
     close_process()
-    # The server says when it ends.
+    # Only the server ends this process.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICE)
-    # Its own lines about each failure would be one for every group; the server tells.
+    # The SDK would log each failed group; the server reports failures.
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
     logging.getLogger("opentelemetry").propagate = False
     exporter = OTLPSpanExporter(url, timeout=_TIMEOUT_S)
@@ -67,7 +66,7 @@ def _made(
     events: Sequence[tuple[str, int]],
     attributes: Mapping[str, str | int],
 ) -> ReadableSpan:
-    """One of a trace's spans; `server` is the server, as its collector knows it."""
+    """One of a trace's spans; `server` describes the server to the collector."""
 
     def context(span: int) -> SpanContext:
         return SpanContext(int(trace, 16), span, is_remote=False, trace_flags=_SAMPLED)

@@ -1,13 +1,13 @@
 """Traces in upstream's form: JSON files, for `trace_summary.py` and for people.
 
-A file is an array of small objects that belong together by `id`. With a log frequency of n there is a file
-`<file>.<index>` for every n sampled requests, and for those that are left at the end; and for those that wait for
-others when they have come to 64 MiB of text, since a client may ask for any n. Without one everything goes into
-`<file>`, as it comes, and the file is a whole array at any moment, so nothing piles up in memory until the end, and a
-server that is killed leaves its traces. Where the file has been renamed or emptied meanwhile, a new array begins.
+A file is an array of small objects; those of one request have the same `id`. With a log frequency of n there is a file
+`<file>.<index>` for every n sampled requests, and for the rest at the end. A client may ask for any n, so 64 MiB of
+waiting text also become a file. Without a frequency all traces go into `<file>`, as they come. That file is a whole
+array at any moment, so nothing piles up in memory, and a server that is killed leaves its traces. If the file has been
+renamed or emptied meanwhile, a new array begins.
 
-Beside upstream's fields an object with `model_name` has the `batch` that the request was executed in, and
-`tensors_left_out`, how many there was no room for, where that is not 0.
+Beside upstream's fields an object with `model_name` has the `batch` in which the request was executed, and
+`tensors_left_out`, the number of tensors for which there was no room, if that is not 0.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class TraceFile(TraceQueue):
         super().__init__(_LIMIT, _ENOUGH, _DELAY_S)
         self._path = path
         self._index = 0
-        # How long the file is without its closing bracket; 0 before it is there
+        # The file's length without its closing bracket; 0 before there is a file
         self._end = 0
-        # What waits for its numbered file, by who collected it: texts of trees
+        # Per tracer: texts of trees that wait for their numbered file
         self._waiting: dict[Tracer, list[str]] = {}
         self._waiting_size = 0
 
@@ -90,7 +90,7 @@ class TraceFile(TraceQueue):
             try:
                 _write_all(file.fileno(), data + b"]")
             except OSError:
-                # A disk that is full: what was there stays an array.
+                # The disk is full: the file stays an array without this trace.
                 with contextlib.suppress(OSError):
                     file.truncate(self._end)
                     if self._end:
@@ -107,7 +107,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _objects(tree: Sequence[Trace], tracer: Tracer) -> list[str]:
-    """A tree as upstream writes it; what is many is put together by hand, which takes a tenth of the time."""
+    """A tree in upstream's form; frequent parts are joined by hand, which takes a tenth of the time."""
     found: list[str] = []
     for trace in tree:
         what: dict[str, Any] = {"id": trace.number, "model_name": trace.model, "model_version": trace.version}
@@ -135,7 +135,7 @@ def _json(value: dict[str, Any]) -> str:
 
 
 def timestamps(trace: Trace) -> list[tuple[str, int]]:
-    """What happened to a request, by upstream's names, in the order in which it did."""
+    """The events of a request in order, by upstream's names."""
     received, sent = ("GRPC_WAITREAD", "GRPC_SEND") if trace.protocol == "GRPC" else ("HTTP_RECV", "HTTP_SEND")
     found: list[tuple[str, int]] = []
     if trace.protocol:

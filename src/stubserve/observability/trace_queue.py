@@ -1,7 +1,7 @@
-"""Traces on their way out of the event loop: who samples them, a bounded queue, and the thread that writes them.
+"""Traces on their way out of the event loop: the samplers, a bounded queue, and the thread that writes them.
 
-The event loop only appends. What the thread writes to may be slow, full, or not there: when the queue is full, traces
-are dropped, and a line in the log says how many, once in a while.
+The event loop only appends. The thread may write to something slow, full or gone: when the queue is full, traces are
+dropped, and now and then a line in the log says how many.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9
 
 @dataclass(frozen=True)
 class TraceRules:
-    """What can change while the server runs. `levels` are of LEVELS; a `count` of -1 has no end."""
+    """The settings that can change while the server runs. `levels` are of LEVELS; a `count` of -1 has no end."""
 
     levels: tuple[str, ...] = ()
     rate: int = 1000
@@ -46,11 +46,11 @@ class Tracer(Sampler):
         self.rules = rules
         self.tensors = TENSORS in rules.levels
         self.timestamps = TIMESTAMPS in rules.levels
-        # Spans have the names and shapes of tensors alone.
+        # Spans have only the names and shapes of tensors.
         self.tensor_bytes = 0 if spans else TENSOR_BYTES
         self.spans = spans
         self._destination = destination
-        # How many requests are passed over before the next is traced
+        # How many requests to pass over before the next trace
         self._ahead = rules.rate
         self.left = rules.count
 
@@ -75,14 +75,14 @@ class Tracer(Sampler):
             self._destination.put(tree, self)
 
 
-# The traces of a tree and who collected them; no traces where nothing more comes from that one
+# The traces of a tree and their tracer; no traces: nothing more comes from that tracer
 Item = tuple[Sequence[Trace], Tracer]
 
 
 class TraceQueue:
     """At most `limit` traces, and 64 MiB of their ids and tensors. A subclass writes them, on a thread of its own.
 
-    `write` gets what has come within `delay_s`, or as soon as there are `enough` traces. What it raises is logged.
+    `write` gets the traces of `delay_s`, or of less time once there are `enough`. Its exceptions are logged.
     """
 
     def __init__(self, limit: int, enough: int, delay_s: float) -> None:
@@ -95,7 +95,7 @@ class TraceQueue:
         self._bytes = 0
         self._closing = False
         self._writer: threading.Thread | None = None
-        # What was lost, ever, and of which the log has not told
+        # The number of lost traces, and those that the log has not mentioned
         self.dropped = 0
         self._untold = 0
         self._told_at = 0.0
@@ -130,7 +130,7 @@ class TraceQueue:
         """Nothing more comes; on the thread."""
 
     def lose(self, count: int, why: str) -> None:
-        """Says that so many traces are lost; on the thread."""
+        """Reports `count` lost traces; on the thread."""
         with self._news:
             self._lose(count, why)
 
@@ -166,7 +166,7 @@ class TraceQueue:
                 except Exception as error:
                     self.lose(sum(len(tree) for tree, _ in part), str(error))
             with self._news:
-                # Only now: what is being written counts as well.
+                # Only now, because traces being written count as well.
                 for _ in items:
                     tree, _tracer = self._items.popleft()
                     self._traces -= len(tree)
@@ -180,7 +180,7 @@ class TraceQueue:
                 return
 
     def _parts(self, items: Sequence[Item]) -> Iterator[list[Item]]:
-        """What is written at a time: no more than `enough` traces, or a single tree.
+        """Splits what is written at a time: at most `enough` traces, or a single tree.
 
         Compiled code keeps the interpreter's lock from one call of the system to the next.
         """
@@ -197,7 +197,7 @@ class TraceQueue:
 
 
 def _nbytes(tree: Sequence[Trace]) -> int:
-    """About what its traces take of what clients and models can make large."""
+    """The rough size of a tree's traces, as far as clients and models can make it large."""
     nbytes = 0
     for trace in tree:
         nbytes += trace.kept
@@ -209,7 +209,7 @@ def _nbytes(tree: Sequence[Trace]) -> int:
 
 
 def parent_of(text: str | None) -> Parent | None:
-    """The span that a `traceparent` names; None where it is not one that is valid."""
+    """The span that a `traceparent` names; None if it is not valid."""
     match = None if text is None else _TRACEPARENT.fullmatch(text)
     if match is None:
         return None

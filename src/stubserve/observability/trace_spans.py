@@ -1,13 +1,13 @@
 """Traces as spans of OpenTelemetry, exported by a process of its own (`span_worker`).
 
-OpenTelemetry's SDK takes 150 µs to make the spans of one request and put them into bytes, and holds the interpreter's
-lock meanwhile: of every hundredth request that is a twelfth of what all of them take. Here a trace becomes a line of
-JSON, and the rest is done where nobody waits for it. A process that has ended costs the traces that it had, and the
-next ones start another.
+OpenTelemetry's SDK takes 150 µs to make and serialize the spans of one request, and holds the interpreter's lock
+meanwhile: for every hundredth request that is a twelfth of the time of all requests. Here a trace becomes a line of
+JSON, and the process does the rest while nobody waits. If the process ends, the traces that it had are lost, and the
+next traces start another.
 
-A client's request is a span `InferRequest`. Below it is one for its model, under the model's name, and below that
-`compute`, for the time in which it was executed. Requests that a model makes are below its `compute`, the steps of an
-ensemble below the ensemble. What happened at a moment is an event of its span, under upstream's name.
+A client's request is a span `InferRequest`. Below it is a span for its model, under the model's name, and below that
+`compute`, the time of its execution. Requests that a model makes are below its `compute`, the steps of an ensemble
+below the ensemble. An event of a request is an event of its span, under upstream's name.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPU
 _OUTER = ("HTTP_", "GRPC_", "INFER_RESPONSE")
 
 
-# A span as the process that exports it is told of it: its name, its id, that of the span above it (0 for none), from
-# when to when in nanoseconds of CLOCK_MONOTONIC, its events in order, its attributes
+# A span for the process that exports it: its name, its id, the id of the span above it (0 for none), its beginning and
+# end in nanoseconds of CLOCK_MONOTONIC, its events in order, its attributes
 SentSpan = tuple[str, int, int, tuple[int, int], list[tuple[str, int]], dict[str, str | int]]
 # A trace's id of 16 bytes in hexadecimal digits, its error, and its spans
 Record = tuple[str, str, list[SentSpan]]
 
 
 class SpanExport(TraceQueue):
-    """Sends traces to a collector, in groups as `bsp_*` of the settings say."""
+    """Sends traces to a collector, in groups by the settings `bsp_*`."""
 
     def __init__(self, settings: TracingSettings) -> None:
         super().__init__(settings.max_queue_size, settings.max_export_batch_size, settings.schedule_delay_ms / 1000)
@@ -56,12 +56,12 @@ class SpanExport(TraceQueue):
         self._over = True
         process = self._process
         if process is not None:
-            # By now it has nothing to do, or waits for a collector that hangs.
+            # By now the process is idle, or waits for a collector that hangs.
             process.kill()
             process.wait()
 
     def _export(self, records: Sequence[Record]) -> bool:
-        """Whether the collector has them. Raises OSError if nobody can say."""
+        """Whether the collector has them. Raises OSError if that is unknown."""
         process = self._process
         if self._over:
             raise OSError("the server has ended")
@@ -69,7 +69,7 @@ class SpanExport(TraceQueue):
             process = self._process = self._start()
         assert process.stdin is not None
         assert process.stdout is not None
-        # The two clocks are not at the same pace, so the difference is that of now.
+        # The two clocks run at different speeds, so the current difference counts.
         offset_ns = time.time_ns() - time.monotonic_ns()
         answer = b""
         with contextlib.suppress(BrokenPipeError):
@@ -77,7 +77,7 @@ class SpanExport(TraceQueue):
             process.stdin.flush()
             answer = process.stdout.readline()
         if not answer:
-            # Its pipes close before it can be waited for, and the next traces are to start another.
+            # Its pipes close before it can be waited for, and the next traces start another.
             self._process = None
             process.kill()
             process.wait()
@@ -123,7 +123,6 @@ def _record(trace: Trace) -> Record:
 
 
 def _tensors(trace: Trace) -> dict[str, str]:
-    """Attributes that tell of its tensors."""
     told = {f"{copy.activity}.{copy.name}": f"{list(copy.shape)}, {copy.nbytes} bytes" for copy in trace.tensors}
     if trace.left_out:
         told["stubserve.tensors_left_out"] = str(trace.left_out)

@@ -1,7 +1,6 @@
 """The tensors of a trace as upstream's files show them: all elements, as one text.
 
-Not among the modules that are compiled. A large tensor takes long, and meanwhile the interpreter lets others have its
-lock again and again; compiled code would keep it.
+Not compiled: a large tensor takes long, and compiled code would keep the interpreter's lock meanwhile.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which requests are traced, and the settings that say so: for the server, and for models that have their own.
+"""Which requests are traced, and the trace settings: of the server, and of models that have their own.
 
-Rules, as upstream has them: of every `rate` requests the last is traced, at most `count` of them; a model without
-settings of its own shares those of the server, and their counts; a change begins to count anew. With OpenTelemetry a
-request that brings a `traceparent` is traced whatever the rate says.
+The rules are upstream's: of every `rate` requests the last is traced, at most `count` of them; a model without settings
+of its own shares those of the server, and their counts; a change resets the counts. With OpenTelemetry a request that
+brings a `traceparent` is traced whatever the rate.
 
-Where tracing is off, or can come to nothing, a model has no sampler, and its requests see only that.
+If tracing is off, or can never apply, a model has no sampler, and its requests only check for that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEVELS = (TIMESTAMPS, TENSORS)
 
 
 class Tracing:
-    """The tracing of a server. `destination` is None where the command line names none."""
+    """The tracing of a server. `destination` is None if the command line names none."""
 
     def __init__(self, settings: TracingSettings, destination: TraceQueue | None) -> None:
         self._settings = settings
@@ -30,7 +30,7 @@ class Tracing:
         levels = tuple(level for level in LEVELS if level in settings.levels)
         self._initial = TraceRules(levels, settings.rate, settings.count, settings.log_frequency)
         self._rules = self._initial
-        # What models have of their own, by the names of the fields
+        # Models' own settings, by the names of the fields
         self._own: dict[str, dict[str, Any]] = {}
         self._models: dict[str, ModelTracing] = {}
         self._tracer = self._make(self._rules)
@@ -50,7 +50,7 @@ class Tracing:
         return 0 if self._destination is None else self._destination.dropped
 
     def close(self) -> None:
-        """The end: what has been traced is written."""
+        """The end: writes all traces."""
         if self._destination is not None:
             self._destination.close()
 

@@ -1,1 +1,1 @@
-"""Answers that are kept: keys, entries, and where entries lie (`local`, `redis_store`). Nothing here knows a model."""
+"""Answers that are kept: keys, entries, and their stores (`local`, `redis_store`). Nothing here knows a model."""

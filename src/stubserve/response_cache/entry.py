@@ -1,7 +1,7 @@
-"""One answer that is kept, and the responses that are made of it.
+"""One cached answer, and the responses that are made from it.
 
-An entry that stays has memory of its own (`kept`): small outputs are bytes of the parent's heap, larger ones lie in
-blocks of ingress memory. So it pins no memory of a stub. Its spans are shared, so nobody who is given one writes to it.
+A kept entry has memory of its own (`kept`): small outputs are bytes of the parent's heap, larger ones lie in blocks of
+ingress memory. So it pins no memory of a stub. Its spans are shared, so nobody may write to them.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from stubserve.inference.request import Response
 from stubserve.inference.tensor import Tensor, drop_blocks, hold_blocks
 from stubserve.memory.blocks import Block, Span
 
-# What Python's objects around an entry, and around each of its outputs, take, about
+# The rough size of Python's objects around an entry, and around each of its outputs
 ENTRY_BYTES = 512
 OUTPUT_BYTES = 256
 
-# Memory for so many bytes, None where there is none to spare
+# Gives memory of so many bytes, None if none is to spare
 Spare = Callable[[int], "Block | None"]
 
 
 class CacheEntry:
-    """The outputs and parameters of a successful response. Whoever makes it holds its memory, until `drop`."""
+    """The outputs and parameters of a successful response. Its maker holds its memory, until `drop`."""
 
     __slots__ = ("nbytes", "outputs", "parameters", "size")
 
     def __init__(self, outputs: Sequence[Tensor], parameters: dict[str, Any] | None) -> None:
         self.outputs = outputs
         self.parameters = parameters
-        # Bytes of tensors, and what the entry counts for in all
+        # Bytes of tensors; and the size that counts for the entry
         nbytes = 0
         for tensor in outputs:
             nbytes += tensor.nbytes
@@ -40,7 +40,7 @@ class CacheEntry:
 
     @property
     def in_arena(self) -> bool:
-        """Whether any of it lies in the arena."""
+        """Whether any of the entry lies in the arena."""
         return any(tensor.span is not None for tensor in self.outputs)
 
     def response(self) -> Response:
@@ -50,7 +50,7 @@ class CacheEntry:
         return Response(outputs, dict(self.parameters) if self.parameters else None)
 
     def drop(self) -> None:
-        """It is not kept any more; what was given out of it stays until that is let go of."""
+        """Ends the entry; responses made from it stay until they are let go of."""
         drop_blocks(self.outputs)
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ class CacheEntry:
 
 
 def lent(response: Response) -> CacheEntry:
-    """An entry in the memory of a response that is passed on at this moment, where it lies."""
+    """An entry that uses the memory of a response that is being passed on."""
     for tensor in response.outputs:
         if tensor.span is not None:
             tensor.span.shared = True
@@ -68,7 +68,7 @@ def lent(response: Response) -> CacheEntry:
 
 
 def with_room(entry: CacheEntry, spare: Spare) -> CacheEntry | None:
-    """An entry as this one, in memory of its own that `fill` is still to fill; None where there is none to spare."""
+    """The same entry in memory of its own, which `fill` is still to fill; None if no memory is to spare."""
     outputs: list[Tensor] = []
     for tensor in entry.outputs:
         span: Span | None = None
@@ -84,7 +84,7 @@ def with_room(entry: CacheEntry, spare: Spare) -> CacheEntry | None:
 
 
 def fill(to: CacheEntry, source: CacheEntry) -> None:
-    """Copies the bytes of outputs that lie in the arena. Runs in any thread, and lets go of the interpreter's lock."""
+    """Copies the bytes of outputs in the arena. Runs in any thread, and releases the interpreter's lock."""
     for target, tensor in zip(to.outputs, source.outputs, strict=True):
         if target.span is not None and target.nbytes:
             np.copyto(np.frombuffer(target.buffer, np.uint8), np.frombuffer(tensor.buffer, np.uint8))

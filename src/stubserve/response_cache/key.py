@@ -1,16 +1,16 @@
-"""The key of a request: equal for requests of which one's answer is good for the other, and for no others.
+"""The key of a request. Two requests have equal keys if, and only if, the answer to one is good for the other.
 
 It covers all that a model can see of a request and that may change the answer: the tensors in their order (name, type,
-shape, bytes), the parameters, which outputs are wanted (in any order), correlation id and flags. Before them stands
-`identity`: the model, its version, its configuration, as the load has summed them up. The request's id, its priority
-and its timeout are left out, because they do not change an answer.
+shape, bytes), the parameters, the wanted outputs (in any order), correlation id and flags. `identity` stands in front:
+the load's summary of the model, its version and its configuration. The request's id, priority and timeout are left out,
+because they do not change an answer.
 
-Upstream's key is a 64-bit hash of names and bytes alone, so that there a tensor of another shape, or a request for
-other outputs, gets an answer that was not its own.
+Upstream's key is a 64-bit hash of names and bytes alone. So there a tensor of another shape, or a request for other
+outputs, gets an answer that is not its own.
 
-Costs. A key is the SHA-256 of all that, so nobody can make two requests share one. Tensors of up to APART_BYTES are
-hashed together with the rest, larger ones for themselves. Up to QUICK_BYTES that takes about 1.5 µs and 0.6 ns a byte;
-more is for a thread: hashing lets go of the interpreter's lock.
+Costs. A key is a SHA-256, so nobody can make two requests share one. Tensors of up to APART_BYTES are hashed together
+with the rest, larger ones alone. Up to QUICK_BYTES a key takes about 1.5 µs and 0.6 ns a byte. More is for a thread,
+because hashing releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from hashlib import sha256
 
 from stubserve.inference.request import Request
 
-# Tensors above this size are hashed where they lie.
+# Larger tensors are hashed where they lie.
 APART_BYTES = 8 * 1024
-# More bytes of inputs than this are not for the event loop.
+# With more bytes of inputs a thread makes the key, not the event loop.
 QUICK_BYTES = 64 * 1024
 
 # This form of `marshal` has no references and no marks for interned strings, so equal values give equal bytes.
@@ -30,7 +30,7 @@ _FORM = 2
 
 
 def is_quick(request: Request) -> bool:
-    """Whether the key is made in no time."""
+    """Whether making the key takes hardly any time."""
     nbytes = 0
     for tensor in request.inputs:
         nbytes += tensor.nbytes
@@ -38,7 +38,7 @@ def is_quick(request: Request) -> bool:
 
 
 def key_of(identity: bytes, outputs: list[str], request: Request) -> bytes:
-    """The key, 32 bytes; `outputs` are all that the model has, in order, which a request that names none wants.
+    """The key, 32 bytes; `outputs` are all outputs of the model, in order, for a request that names none.
 
     Raises ValueError for a parameter without bytes. Runs in any thread.
     """
@@ -46,7 +46,7 @@ def key_of(identity: bytes, outputs: list[str], request: Request) -> bytes:
     for tensor in request.inputs:
         content: object = tensor.data
         if tensor.nbytes > APART_BYTES:
-            # A tuple, which no bytes can be taken for
+            # A tuple, so that no bytes can be equal to it
             content = (tensor.nbytes, sha256(tensor.buffer).digest())
         elif content is None:
             content = bytes(tensor.buffer)

@@ -1,4 +1,4 @@
-"""Entries in this server's own memory: at most so many bytes, and what was asked for longest ago goes first."""
+"""Entries in this server's own memory, up to a number of bytes; the longest unused goes first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stubserve.response_cache.entry import CacheEntry
 class LocalStore:
     """A store of entries of `limit` bytes in all (see `CacheEntry.size`). Lives on the event loop.
 
-    Readers take the counts as they are. A lookup costs one dictionary access and a step to the end of the order.
+    Its counts may be read directly. A lookup costs one dictionary access and a step to the end of the order.
     """
 
     def __init__(self, limit: int) -> None:
@@ -37,7 +37,7 @@ class LocalStore:
         return size <= self.limit
 
     def put(self, key: bytes, entry: CacheEntry) -> None:
-        """Keeps an entry, whose memory is the store's from now on; one that is there already stays, and this goes."""
+        """Keeps an entry, and owns its memory from now on. An existing entry stays, and the new one goes."""
         if key in self._entries or not self.takes(entry.size):
             entry.drop()
             return
@@ -47,7 +47,7 @@ class LocalStore:
         self.used += entry.size
 
     def give_way(self) -> bool:
-        """Lets go of the entry in the arena that was asked for longest ago; False where there is none."""
+        """Drops the entry in the arena that was unused for longest; False if there is none."""
         for key, entry in self._entries.items():
             if entry.in_arena:
                 self._evict(key)

@@ -1,9 +1,9 @@
 """Entries in a Redis server, which several servers may share, and which outlives them.
 
-Guarantees: nothing that Redis does fails a request. It may be gone, slow, refuse the password or return anything; then
-there is no entry. A question takes `socket_timeout` at most. After one that went wrong nothing is asked for RETRY_S, so
-that requests do not wait one after the other for a server that is not there; then one question finds out. The log is
-told when Redis can no longer be used, and when it can again, not at every request.
+Guarantees: nothing that Redis does fails a request. It may be gone, slow, refuse the password or return anything: then
+there is no entry. A question takes at most `socket_timeout`. After a failed question nothing is asked for RETRY_S, so
+that requests do not wait in turn for a missing server; then one question tries again. The log says when Redis can no
+longer be used, and when it can again, not at every request.
 
 The client is the `redis` package's (`pip install 'stubserve[redis]'`).
 """
@@ -23,17 +23,17 @@ log = logging.getLogger("stubserve.cache")
 
 T = TypeVar("T")
 
-# In front of each key, so that a Redis server may serve others as well
+# In front of each key, so that others can use the Redis server as well
 PREFIX = b"stubserve:1:"
 RETRY_S = 1.0
-# One entry that is not used, or one question that is refused, is told of in so much time.
+# Unusable entries and refused questions are logged at most this often.
 _TELL_S = 60.0
 
 
 class RedisStore:
-    """A store of values. `most_bytes` is the largest that is read. Lives on the event loop. No method raises anything.
+    """A store of values up to `most_bytes`. Lives on the event loop. No method raises anything.
 
-    The constructor raises ServeError UNSUPPORTED where the package is missing.
+    The constructor raises ServeError UNSUPPORTED if the package is missing.
     """
 
     def __init__(self, settings: RedisSettings, most_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,13 +43,13 @@ class RedisStore:
         self._ttl_s = settings.ttl_s
         self._most_bytes = most_bytes
         self._clock = clock
-        # While it cannot be used: from when on it may be asked again
+        # While Redis cannot be used: the time from which it may be asked again
         self._retry_at_s: float | None = None
         self._told_at_s = float("-inf")
 
     async def get(self, key: bytes) -> bytes:
-        """What is kept under a key; empty for nothing."""
-        # One byte more than may be read tells that there is too much.
+        """The value of a key; empty if there is none."""
+        # One byte more than allowed shows that the value is too large.
         found = await self._ask(lambda: self._client.getrange(PREFIX + key.hex().encode(), 0, self._most_bytes))
         return cast(bytes, found) if found else b""
 
@@ -57,7 +57,7 @@ class RedisStore:
         await self._ask(lambda: self._client.set(PREFIX + key.hex().encode(), value, ex=self._ttl_s or None))
 
     def distrust(self, key: bytes, why: str) -> None:
-        """What it gave for a key is no entry."""
+        """Reports that the value of a key is no entry."""
         self._tell(
             "the response cache in Redis at %s has an entry that is not used and will be replaced: %s (key %s)",
             self._where,
@@ -69,17 +69,17 @@ class RedisStore:
         await self._client.aclose()
 
     async def _ask(self, question: Callable[[], Awaitable[T]]) -> T | None:
-        """The answer to a question, None where there is none."""
+        """The answer to a question; None if there is none."""
         if self._retry_at_s is not None:
             if self._clock() < self._retry_at_s:
                 return None
-            self._retry_at_s = self._clock() + RETRY_S  # this question finds out; others do not wait for it
+            self._retry_at_s = self._clock() + RETRY_S  # this question tries; others do not wait for it
         try:
             answer = await asyncio.wait_for(question(), self._timeout_s)
         except asyncio.CancelledError:
             raise
         except self._refusals as refusal:
-            # It is there and says no: to a value of another kind under this key, or for want of memory.
+            # Redis refuses: because of a value of another kind under this key, or for want of memory.
             self._tell("the response cache in Redis at %s refuses what it is asked: %s", self._where, refusal)
             return None
         except Exception as wrong:
@@ -91,7 +91,7 @@ class RedisStore:
         return answer
 
     def _tell(self, text: str, *words: object) -> None:
-        """Logs what may happen at every request, now and then."""
+        """Logs, at most every _TELL_S, what may happen at every request."""
         if self._clock() - self._told_at_s > _TELL_S:
             self._told_at_s = self._clock()
             log.warning(text, *words)
@@ -111,7 +111,7 @@ class RedisStore:
 
 
 def _client(settings: RedisSettings) -> tuple[Any, type[Exception]]:
-    """A client, and what it raises where Redis answers with an error."""
+    """A client, and the exception that it raises for an error of Redis."""
     try:
         from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
         from redis.asyncio.retry import Retry
@@ -127,7 +127,7 @@ def _client(settings: RedisSettings) -> tuple[Any, type[Exception]]:
         "password": settings.password or None,
         "socket_timeout": settings.timeout_s,
         "socket_connect_timeout": settings.connect_timeout_s,
-        # A connection that was closed while nobody used it is opened anew.
+        # Opens a connection anew that was closed while unused.
         "retry": Retry(NoBackoff(), 1),
         "connection_class": Connection,
     }

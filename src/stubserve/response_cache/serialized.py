@@ -1,7 +1,7 @@
 """Entries as bytes, for stores outside of this process, and back.
 
-Whatever such a store returns is looked at as something that anybody may have written: its length, a checksum over all
-of it and over the key that it was asked for under, and every field. Nothing in it is ever executed or unpickled.
+Anybody may have written what such a store returns. So all of it is checked: its length, a checksum over it and over its
+key, and every field. Nothing in it is ever executed or unpickled.
 
     "SRC1" | SHA-256 of the key and of all that follows (32 bytes) | length of the header (4 bytes, little-endian)
     header: msgpack of [[[name, data type, [dimension, ...], bytes], ...], {parameter: value}]
@@ -33,7 +33,7 @@ class BadEntry(ValueError):
 
 
 def to_bytes(key: bytes, entry: CacheEntry) -> bytes:
-    """An entry as bytes. Raises ValueError where it has no such form."""
+    """An entry as bytes. Raises ValueError if it cannot be written so."""
     outputs = [(one.name, one.datatype, list(one.shape), one.nbytes) for one in entry.outputs]
     try:
         header = msgpack.packb((outputs, entry.parameters or {}))

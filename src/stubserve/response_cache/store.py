@@ -1,4 +1,4 @@
-"""The server's response cache: where entries are, in this process or elsewhere, and how much may be asked of it."""
+"""The server's response cache: where entries are, in this process or elsewhere, and its limits."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from stubserve.settings.cache import LOCAL, CacheSettings
 
 log = logging.getLogger("stubserve.cache")
 
-# An entry on its way to or from elsewhere; and how much may be on its way there: what comes on top is not kept.
+# The largest entry to or from another store, and the most bytes on their way there; more is not kept.
 MOST_ENTRY_BYTES = 64 << 20
 _MOST_SENDING_BYTES = 64 << 20
 _MOST_SENDING = 64
-# Outputs of an entry from elsewhere that are larger lie in the arena, so that other models can be given them.
+# Larger outputs of an entry from elsewhere lie in the arena, so that other models can be given them.
 _IN_HEAP_BYTES = 1024
-# Larger entries are put together, and taken apart, in a thread.
+# Larger entries are serialized, and read, in a thread.
 _QUICK_BYTES = 64 * 1024
 # Larger answers are copied in a thread.
 _QUICK_COPY_BYTES = 256 * 1024
 
 
 class ResponseCache:
-    """In one of `local` and `remote`. `spare` gives memory for entries where there is some that nobody else needs.
+    """A cache with one of `local` and `remote`. `spare` gives memory for entries that nobody else needs.
 
-    `coalesces` says whether equal requests that run at the same time are to be computed once.
+    `coalesces` says whether equal requests that run at the same time are computed once.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class ResponseCache:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other servers, and this one when it has been started again, find the same entries."""
+        """Whether other servers, and this one after a restart, find the same entries."""
         return self._remote is not None
 
     def give_way(self) -> bool:
-        """Lets go of some memory of the arena, for others; False where it has none."""
+        """Frees some memory of the arena, for others; False if the cache has none."""
         return self.local is not None and self.local.give_way()
 
     async def fetch(self, key: bytes) -> CacheEntry | None:
-        """The entry of a key from elsewhere, None where there is none, or none that can be used."""
+        """The entry of a key from elsewhere; None if there is none, or none that can be used."""
         assert self._remote is not None
         data = await self._remote.get(key)
         if not data:
@@ -79,10 +79,10 @@ class ResponseCache:
         return self._placed(entry)
 
     def keep(self, key: bytes, given: CacheEntry) -> bool:
-        """Keeps an answer, whose memory is lent and let go of here; False where it is larger than the cache.
+        """Keeps an answer, whose memory is lent and let go of here; False if it is larger than the cache.
 
-        The answer is passed on to its reader at the same moment, and others may then write to its memory. So what is
-        kept is a copy: made at once where it is small, else in a thread, from memory that is shared until then.
+        The answer goes to its reader at the same moment, and others may then write to its memory. So a copy is kept: a
+        small answer is copied at once, a large one in a thread, from memory that is shared until then.
         """
         local = self.local
         if local is None:
@@ -123,7 +123,7 @@ class ResponseCache:
                 kept.drop()
 
     def _send(self, key: bytes, entry: CacheEntry) -> None:
-        """Has an entry kept elsewhere, and lets go of it then; one of too many, or too large, is not."""
+        """Sends an entry to the other store, then lets go of it. Drops a large entry, and any that is too much."""
         if (
             len(self._sending) >= _MOST_SENDING
             or entry.size > MOST_ENTRY_BYTES
@@ -137,7 +137,7 @@ class ResponseCache:
         task.add_done_callback(self._sending.discard)
 
     async def close(self) -> None:
-        """Lets go of all entries, and of what is on its way."""
+        """Lets go of all entries, and of those on their way."""
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
@@ -164,7 +164,7 @@ class ResponseCache:
             self._sending_bytes -= entry.size
 
     def _placed(self, entry: CacheEntry) -> CacheEntry | None:
-        """An entry that lies in the heap, with what is large in the arena; None where there is no room."""
+        """An entry in the heap, with its large outputs moved to the arena; None if memory is short."""
         if all(one.nbytes <= _IN_HEAP_BYTES for one in entry.outputs):
             return entry
         outputs: list[Tensor] = []
@@ -184,7 +184,7 @@ class ResponseCache:
 def create_cache(
     settings: CacheSettings, spare: Spare, store: Callable[[bytes | memoryview], Block]
 ) -> ResponseCache | None:
-    """The cache that the operator asks for, None for none. Raises ServeError UNSUPPORTED where a package is missing."""
+    """The cache that the operator asks for, or None. Raises ServeError UNSUPPORTED if a package is missing."""
     if not settings.name:
         return None
     local, remote = None, None

@@ -19,20 +19,20 @@ _REDIS_OPTIONS = frozenset(
     )
 )
 _OPTIONS = {LOCAL: _LOCAL_OPTIONS, REDIS: _REDIS_OPTIONS}
-# A comma separates settings only where one follows: a password may have commas.
+# A comma separates only in front of a known setting: a password may have commas.
 _SEPARATOR = re.compile(f",(?=(?:{'|'.join(sorted(_LOCAL_OPTIONS | _REDIS_OPTIONS))})=)")
 _SIZE = re.compile(r"([0-9]+)([KMGT]?)", re.IGNORECASE)
 _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _TRUE = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 
-# As upstream's client of Redis has them
+# The names of upstream's Redis client
 USER_VARIABLE, PASSWORD_VARIABLE = "TRITONCACHE_REDIS_USERNAME", "TRITONCACHE_REDIS_PASSWORD"
 _LEAST_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class RedisSettings:
-    """Where Redis is, and how long it may take. `ttl_s` is how long an entry is kept, 0 for as long as Redis likes."""
+    """Where Redis is, and how long it may take. An entry is kept for `ttl_s`; 0: for as long as Redis likes."""
 
     host: str
     port: int
@@ -56,19 +56,19 @@ class RedisSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """The response cache. `config` has (name of the cache, settings) of each flag; `byte_size` is the old flag's."""
+    """The response cache. `config` has (name of the cache, settings) per flag; `byte_size` is the old flag's."""
 
     config: tuple[tuple[str, Mapping[str, str]], ...] = ()
     byte_size: int = 0
 
     @property
     def name(self) -> str:
-        """Which cache there is; empty for none."""
+        """The name of the cache; empty for none."""
         return self.config[0][0] if self.config else LOCAL if self.byte_size else ""
 
     @property
     def local_bytes(self) -> int:
-        """How much a local cache may keep. Raises UsageError."""
+        """The most bytes that a local cache keeps. Raises UsageError."""
         if self.byte_size:
             return self.byte_size
         text = self._options().get("size", "")
@@ -155,7 +155,7 @@ def _number(options: Mapping[str, str], name: str, least: int, most: int, defaul
 
 
 def _milliseconds(options: Mapping[str, str], name: str, default: int) -> float:
-    """Upstream's 0 is "for ever", which would let a cache stop a request; here it is the default."""
+    """Seconds from a number of milliseconds. Upstream's 0, "for ever", could stop a request; here it is the default."""
     return (_number(options, name, 0, 60_000, default) or default) / 1000
 
 

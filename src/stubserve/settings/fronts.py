@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Kinds of APIs, and the header and value that they want
+# Per kind of APIs: the header and value that it requires
 Restricted = Mapping[str, tuple[str, str]]
 
 
@@ -23,7 +23,7 @@ class Tls:
         return [path for path in (self.certificate, self.key, self.root_certificates) if path]
 
     def check(self) -> None:
-        """Raises OSError that names the file which cannot be read."""
+        """Raises OSError that names an unreadable file."""
         for path in self.files:
             with open(path, "rb"):
                 pass
@@ -31,7 +31,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class FrontSettings:
-    """What HTTP and gRPC are told alike."""
+    """The settings that HTTP and gRPC share."""
 
     use_ssl: bool = False
     use_ssl_mutual: bool = False
@@ -47,7 +47,7 @@ class FrontSettings:
 
     @property
     def tls(self) -> Tls | None:
-        """None for without; to want clients' certificates means to want TLS."""
+        """The files for TLS, or None without TLS; asking for clients' certificates turns TLS on."""
         if not (self.use_ssl or self.use_ssl_mutual):
             return None
         return Tls(self.server_cert, self.server_key, self.root_cert, self.use_ssl_mutual)
@@ -64,7 +64,7 @@ class HttpSettings(FrontSettings):
 
     max_input_size: int = 64 << 20
     cors_origins: tuple[str, ...] = ()
-    # Whether there is a page to try models on; None: where nobody but this machine can reach it
+    # Whether to serve the page for trying models; None: if only this machine can reach it
     try_page: bool | None = None
 
     @property
@@ -76,7 +76,7 @@ class HttpSettings(FrontSettings):
 
 @dataclass(frozen=True, slots=True)
 class GrpcSettings(FrontSettings):
-    """How gRPC is served. Times are in milliseconds, None for without limit."""
+    """How gRPC is served. Times are in milliseconds; None: no limit."""
 
     port: int = 8001
     transport: str = "native"
@@ -93,7 +93,7 @@ class GrpcSettings(FrontSettings):
 
 @dataclass(frozen=True, slots=True)
 class SageMakerSettings:
-    """SageMaker's routes, and the ports (first, last) that others may have then."""
+    """SageMaker's routes, and the ports (first, last) that the other front ends may have then."""
 
     allow: bool = False
     port: int = 8080
@@ -102,7 +102,7 @@ class SageMakerSettings:
 
 @dataclass(frozen=True, slots=True)
 class VertexSettings:
-    """Vertex AI's routes. Without a default model there may be only one."""
+    """Vertex AI's routes. Without a default model there may be only one model."""
 
     allow: bool = False
     port: int = 8080

@@ -1,7 +1,7 @@
 """The operator's settings, in groups: each part of the server gets its own group and sees no other.
 
-Sizes are in bytes and times in seconds where a name does not say otherwise. `flags` makes these of a command line; what
-a field means is in the help of its flag (`flags/table.py`), and here only what that does not say.
+Sizes are in bytes and times in seconds unless a name says otherwise. `flags` makes the settings from a command line.
+The help of its flag (`flags/table.py`) says what a field means; comments here only add to that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import psutil
 from stubserve.settings.cache import CacheSettings
 from stubserve.settings.fronts import GrpcSettings, HttpSettings, SageMakerSettings, VertexSettings
 
-# Forms of traces; and the level that has the times of a request
+# Forms of traces; and the level with the times of a request
 TRITON, OPENTELEMETRY = "triton", "opentelemetry"
 TIMESTAMPS = "TIMESTAMPS"
 
@@ -26,7 +26,7 @@ TIMESTAMPS = "TIMESTAMPS"
 class TracingSettings:
     """What is traced, and where to. `config` has (mode or "" for all, setting, value): all of --trace-config together.
 
-    The other flags about tracing are older words for some of these settings.
+    The other flags about tracing are older names for some of these settings.
     """
 
     config: tuple[tuple[str, str, str], ...] = ()
@@ -42,7 +42,7 @@ class TracingSettings:
 
     @property
     def levels(self) -> frozenset[str]:
-        """What is kept of a request: TIMESTAMPS, TENSORS. A level of OFF takes back those before it."""
+        """What is kept of a request: TIMESTAMPS, TENSORS. A level of OFF removes those before it."""
         found: set[str] = set()
         for mode, name, value in self.config:
             if (mode, name) == ("", "level"):
@@ -71,7 +71,7 @@ class TracingSettings:
 
     @property
     def resource(self) -> dict[str, str]:
-        """What spans say of the server."""
+        """The attributes of the server in spans."""
         texts = [text for mode, name, text in self.config if (mode, name) == (OPENTELEMETRY, "resource")]
         return {name: value for name, _, value in (text.partition("=") for text in texts)}
 
@@ -103,14 +103,14 @@ class TracingSettings:
         return int(self.value(OPENTELEMETRY, f"bsp_{name}", default))
 
 
-# Modes of model control, and what stands for every model in --load-model
+# Modes of model control, and the name for all models in --load-model
 NONE, EXPLICIT, POLL = "none", "explicit", "poll"
 ALL_MODELS = "*"
 DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
 
 
 def default_shm_limit() -> int:
-    """Half of the memory that this process may use: of the machine, or of the container where that is less."""
+    """Half of the memory that this process may use: that of the machine, or of the container if it is less."""
     total = psutil.virtual_memory().total
     try:
         allowed = Path("/sys/fs/cgroup/memory.max").read_text().strip()
@@ -138,13 +138,13 @@ class RepositorySettings:
     config_name: str = ""
     disable_auto_complete: bool = False
     gpu_to_cpu: bool = False
-    # With poll: look whenever a file changes, in place of every `poll_secs`
+    # With poll: look whenever a file changes, instead of every `poll_secs`
     notices_changes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class VariableRule:
-    """Whether stubs see a variable of the server's environment: of one model, or of all without a `model`.
+    """Whether stubs see a variable of the server's environment: those of one `model`, or, without it, of all models.
 
     `pattern` is a name, in which `*` stands for any characters.
     """
@@ -154,7 +154,7 @@ class VariableRule:
     model: str = ""
 
 
-# What only the server needs. Half of the keys of AWS would be worse than none, so all three go.
+# Variables that only the server needs. Half of AWS's keys would be worse than none, so all three are withheld.
 _SECRETS = (
     "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AZURE_STORAGE_KEY TRITONCACHE_REDIS_* "
     "OTEL_EXPORTER_OTLP_*HEADERS STUBSERVE_ARGS"
@@ -174,7 +174,6 @@ class InstanceSettings:
     restart_wait_secs: float = 10.0
     execute_timeout_secs: float = 0.0
     check_outputs: str = "first"
-    # Whether every model may be debugged
     debug_all: bool = False
     sleep_after_secs: float = 0.0
     start_asleep: bool = False
@@ -191,12 +190,12 @@ class InstanceSettings:
         return self.debug_all or model in self.debug_models
 
     def backend_setting(self, backend: str, setting: str) -> str | None:
-        """What a backend's models are told: the last value for this backend, else the last for all of them."""
+        """A setting for a backend's models: the last value for this backend, else the last for all backends."""
         values = {(one, name): value for one, name, value in self.backend_config}
         return values.get((backend, setting), values.get(("", setting)))
 
     def backend_settings(self, backend: str) -> dict[str, str]:
-        """All that a backend's models are told, by setting."""
+        """All settings for a backend's models, by name."""
         names = dict.fromkeys(name for one, name, _ in self.backend_config if one in (backend, ""))
         values = {name: self.backend_setting(backend, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
@@ -204,7 +203,7 @@ class InstanceSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What a client may take of the server's time and memory: bytes per second, seconds (0 for no limit), percent."""
+    """What a client may take of the server's time and memory: bytes per second, seconds (0: no limit), percent."""
 
     min_rate: int = 500
     request_timeout_secs: int = 3600
@@ -218,7 +217,7 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class AuthSettings:
-    """Access by tokens of a file. Without a file, and for the kinds of APIs that are open, everybody may ask."""
+    """Access by the tokens of a file. Without a file, and for the open kinds of APIs, everybody may ask."""
 
     token_file: Path | None = None
     open_kinds: frozenset[str] = frozenset()
@@ -226,7 +225,7 @@ class AuthSettings:
 
 @dataclass(frozen=True, slots=True)
 class LatencySettings:
-    """What `--metrics-config` can set; `quantiles` are those of the summaries."""
+    """The settings of `--metrics-config`; `quantiles` are those of the summaries."""
 
     counter_latencies: bool = True
     histogram_latencies: bool = False
@@ -236,7 +235,7 @@ class LatencySettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """What is measured, and where it can be read; no address means that of HTTP."""
+    """What is measured, and where it can be read; without an address at that of HTTP."""
 
     allow: bool = True
     allow_cpu: bool = True
@@ -274,10 +273,7 @@ class LoggingSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that a server is started with: the groups, and what is about the server as a whole.
-
-    `notices` are what the log should say about the command line.
-    """
+    """All settings of a server: the groups, and settings of the whole. `notices` are remarks for the log."""
 
     id: str = "triton"
     exit_on_error: bool = True
@@ -285,7 +281,7 @@ class Settings:
     exit_timeout_secs: int = 30
     exit_delay_secs: int = 0
     shed_on_memory_pressure: bool = False
-    # For people who write models: see `for_development`
+    # For authors of models: see `for_development`
     dev: bool = False
     shm_limit: int = field(default_factory=default_shm_limit)
     notices: tuple[str, ...] = ()
@@ -304,7 +300,7 @@ class Settings:
     rate_limit: RateLimitSettings = RateLimitSettings()
 
     def for_development(self, has_terminal: bool) -> Settings:
-        """For developing models: what is saved is loaded, wrong answers are refused, any model may be debugged.
+        """For developing models: saved files are loaded, wrong answers are refused, any model may be debugged.
 
         A model that does not load does not end the server: the next save may mend it.
         """
@@ -318,5 +314,5 @@ class Settings:
 
     @property
     def connection_share_bytes(self) -> int:
-        """--connection-share as bytes of shared memory."""
+        """--connection-share in bytes of shared memory."""
         return self.shm_limit * self.clients.share // 100

@@ -8,7 +8,7 @@
         assert outputs["SUM"].tolist() == [[4, 4, 4]]
 
 Configuration, admission of requests, import, batches, senders and responses are the server's and the stub's own code.
-What is missing is the way between them: tensors are copied instead of shared, and there is no scheduler.
+Only the transport between them differs: tensors are copied instead of shared, and there is no scheduler.
 """
 
 from stubserve.testing.answer import Answer, ModelError

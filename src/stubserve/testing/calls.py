@@ -14,12 +14,12 @@ from triton_python_backend_utils import InferenceRequest, InferenceResponse, Ten
 
 from stubserve.testing.execution import LocalChannel
 
-# Given the request it returns a response, or arrays by name, or for a decoupled call any number of either.
+# Takes the request; returns a response, or arrays by name, or for a decoupled call any number of either.
 Target = Callable[[InferenceRequest], Any]
 
 
 class LocalCall:
-    """A call under way: answers that nobody has taken, as (response, final), and the rest to come."""
+    """A call under way: answers that are not taken yet, as (response, final), and the rest to come."""
 
     def __init__(self, answers: Iterator[tuple[InferenceResponse, bool]]) -> None:
         self.rest = answers

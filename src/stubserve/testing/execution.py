@@ -1,4 +1,4 @@
-"""One call of `execute`, and the wait for what it leaves to senders."""
+"""One call of `execute`, and the wait for the responses that senders still owe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stubserve_stub.wire import messages
 from stubserve.testing.request import Prepared
 from stubserve.testing.surroundings import log_line
 
-# Stands among the keys of open requests for the coroutine of a decoupled model.
+# Stands for the coroutine of a decoupled model among the keys of open requests.
 _COROUTINE = "coroutine"
 
 
@@ -28,8 +28,8 @@ class LocalChannel(InMessages):
 
     The stub's classes use it as they use `stubserve_stub.runtime.channel.Channel`.
 
-    `news` gets (key, wire response or None, whether it is final), and None when a sender was dropped. It may be put
-    into by a destructor, hence the simple queue.
+    `news` gets (key, wire response or None, whether it is final), and None when a sender was dropped. It is a simple
+    queue because a destructor may put into it.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class LocalChannel(InMessages):
     def respond(self, key: Key, start_ns: int, wire: Any, acknowledge: bool) -> None:
         self.news.put((key, wire, False))
         if acknowledge and self.senders is not None:
-            # Whoever reads here is never behind.
+            # The reader of a queue is never behind.
             self.senders.acknowledge(key)
 
     def respond_last(self, key: Key, start_ns: int, wire: Any, tensors: list[Any]) -> None:
@@ -60,17 +60,16 @@ class LocalExecutor:
         self._senders = Senders(self.channel, decoupled)
         self.channel.senders = self._senders
         self._numbers = itertools.count(1)
-        # The implicit states of sequences, and the numbers that these have there, by correlation id
+        # The implicit states of sequences, and by correlation id the numbers of the sequences in them
         self._states = None
         if states:
             self._states = States(instance, states, self.channel, log=log_line)  # type: ignore[arg-type]
         self._sequences: dict[Any, int] = {}
 
     def run(self, requests: list[Prepared], timeout: float) -> list[list[Any]]:
-        """The wire responses to each request; those that the model reschedules are executed again, as one batch.
+        """The wire responses to each request. Requests that the model reschedules are executed again, as one batch.
 
-        Raises what the model raises, AssertionError where it breaks its contract, also by being silent for `timeout`
-        seconds.
+        Raises what the model raises, and AssertionError if it breaks its contract or is silent for `timeout` seconds.
         """
         responses: list[list[Any]] = [[] for _ in requests]
         deadline = time.monotonic() + timeout
@@ -114,7 +113,7 @@ class LocalExecutor:
         finally:
             batch.end_updates()
         opened.update((number, at) for at, entry in enumerate(entries) if entry is None)
-        # What the model has let go of by now must not be kept alive from here.
+        # Objects that the model has let go of must not be kept alive from here.
         batch.release()
         return entries, opened
 

@@ -1,4 +1,4 @@
-"""From a model's folder to a model that a test can execute: the steps of a load, in this process."""
+"""Makes a model's folder a model that a test can execute: the steps of a load, in this process."""
 
 from __future__ import annotations
 
@@ -33,15 +33,13 @@ def load(
     check: bool = True,
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY,
 ) -> LoadedModel:
-    """Imports and initializes the model in `folder` (the one that holds config.pbtxt and the version folders).
+    """Imports and initializes the model in `folder` (the folder with config.pbtxt and the version folders).
 
-    `version` is the latest that the configuration allows if not given; `kind` replaces the configured instance groups.
+    Without `version` it is the latest that the configuration allows; `kind` replaces the configured instance groups.
     `bls` are the models that this one may call, by name: functions that take the InferenceRequest and return an
     InferenceResponse, or arrays by output name, or for a decoupled call any number of either; or other loaded models.
-    With `check` responses must fit the configuration.
-
-    Its environment is that of the test. Raises ServeError for a configuration with which the model could not be served,
-    and whatever the model's own code raises.
+    With `check` responses must fit the configuration. The model runs in the test's environment. Raises ServeError for a
+    configuration with which the model could not be served, and all exceptions of the model's own code.
     """
     path = Path(folder).resolve()
     if not path.is_dir():
@@ -91,7 +89,7 @@ def load(
 def _complete(model: Model, config: Any, *, has_config_file: bool) -> tuple[Any, str]:
     """The configuration after `auto_complete_config`, and args["model_config"].
 
-    A server goes on with the configured one where that is useless; here it is an error, because the author is watching.
+    If the result is useless a server uses the configured one. Here it is an error, because the author is watching.
     """
     try:
         returned = model.complete_config(config.name, render_json(config))

@@ -37,7 +37,7 @@ class LoadedModel:
     ) -> None:
         self.name = signature.model
         self.version = signature.version
-        # What `initialize` was given, and the configuration as it is served
+        # The arguments of `initialize`, and the configuration as served
         self.arguments = arguments
         self.config = config
         self._model = model
@@ -56,7 +56,7 @@ class LoadedModel:
         return self._model._object
 
     def infer(self, inputs: Mapping[str, Any] | None = None, /, **arrays: Any) -> dict[str, np.ndarray[Any, Any]]:
-        """The outputs of one request; `inputs` is for names that are no Python words.
+        """The outputs of one request; `inputs` is for names that are not Python identifiers.
 
         Raises what the model raises, ModelError if it answers with an error, ServeError if a server would refuse the
         request, AssertionError if the answer does not fit the configuration or is not exactly one response.
@@ -87,7 +87,7 @@ class LoadedModel:
         return [Answer([bls.received(channel, wire) for wire in responses]) for responses in wires]
 
     def is_ready(self) -> bool:
-        """What the model's `is_ready` says; True if it has none. Raises what that raises."""
+        """What the model's `is_ready` returns; True if it has none. Raises its exceptions."""
         with self._surroundings.active():
             return not self._model.checks_readiness or self._model.is_ready()
 

@@ -1,4 +1,4 @@
-"""Requests as a test writes them, the way into the form in which a stub receives them, and what may answer them."""
+"""Requests as a test writes them, their translation to the form that a stub receives, and the check of responses."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Request:
     """One request.
 
     `inputs` are arrays by name (lists become arrays of the configured type, text becomes BYTES) or pb_utils.Tensor.
-    `outputs` are the names of those that are asked for, None for all. `timeout_us` is in microseconds. `cancelled` is
-    what the model is told when it asks.
+    `outputs` are the names of the requested outputs, None for all. `timeout_us` is in microseconds. `cancelled` is the
+    answer when the model asks whether the request is cancelled.
     """
 
     inputs: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Request:
 
 
 class OutputNames(list[str]):
-    """The outputs that a request asks for. Remembers which others its responses had, for those are dropped silently."""
+    """The outputs that a request asks for. Collects unknown names of outputs, which a server drops silently."""
 
     def __init__(self, names: Sequence[str], configured: Collection[str]) -> None:
         super().__init__(names)
@@ -52,7 +52,7 @@ class OutputNames(list[str]):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that has been admitted: as the stub's messages have it, and what its responses are checked against."""
+    """An admitted request: in the form of the stub's messages, and with what its responses are checked against."""
 
     wire: tuple[Any, ...]
     names: OutputNames
@@ -61,10 +61,7 @@ class Prepared:
 
 
 def prepare(request: Request | Mapping[str, Any], signature: Signature, states: Collection[str] = ()) -> Prepared:
-    """Makes the server's checks. Raises ServeError with the text that a client would get.
-
-    `states` are the names of outputs that are kept for the sequence.
-    """
+    """Makes the server's checks; `states` are outputs kept for the sequence. Raises ServeError with a client's text."""
     if not isinstance(request, Request):
         request = Request(request)
     inputs = [_tensor(name, value, signature.inputs.get(name)) for name, value in request.inputs.items()]
@@ -100,14 +97,14 @@ def _tensor(name: str, value: Any, known: TensorSignature | None) -> Tensor:
 
 
 def _dtype(value: Any, known: TensorSignature | None) -> Any:
-    # Objects that know their type, torch's tensors for instance, keep it.
+    # Objects with a type of their own, torch's tensors for instance, keep it.
     if known is None or known.datatype not in BY_NUMBER or hasattr(value, "dtype"):
         return None
     return BY_NUMBER[known.datatype].numpy
 
 
 def check_response(signature: Signature, request: Prepared, index: int, wire: Any) -> None:
-    """A response must look as the configuration says: a server does not check it, and a client may stumble.
+    """Checks that a response fits the configuration: a server does not, and a client may fail on it.
 
     Raises AssertionError that names the model, the request and the output.
     """

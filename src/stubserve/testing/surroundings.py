@@ -1,4 +1,4 @@
-"""What is one per process in a stub, and here one per loaded model: its modules, folder, calls, log and metrics."""
+"""Things that each stub process has once, and here each loaded model: modules, folder, calls, log and metrics."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _ALL_LEVELS = 0b1111
 
 
 class ModelImports:
-    """The modules of one model, kept apart from those of others: every model's file is called `1.model`, and helpers
-    beside it have common names too.
+    """Keeps the modules of one model apart from others: each model's file is `1.model`, and helpers share names, too.
 
-    A model's folders (`paths`) are at the end of `sys.path`, and what was imported from them is in `sys.modules`, only
-    while that model is the active one. So several can be loaded, and nothing of them is left when they are closed.
+    Only while the model is active, its folders (`paths`) are at the end of `sys.path` and its modules in `sys.modules`.
+    So several models can be loaded, and nothing of them is left when they are closed.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -43,7 +42,7 @@ class ModelImports:
     def leave(self) -> None:
         for path in self._paths:
             if path in sys.path:
-                # The last one: an earlier one is somebody else's.
+                # The last entry: an earlier one belongs to other code.
                 del sys.path[len(sys.path) - 1 - sys.path[::-1].index(path)]
         for name in set(sys.modules) - self._others:
             if self._is_own(sys.modules[name]):
@@ -58,7 +57,7 @@ class ModelImports:
 
 
 class LocalMetrics:
-    """The server's side of a model's metrics, in this process: what is said is done at once."""
+    """The server's side of a model's metrics, in this process: changes take effect at once."""
 
     def __init__(self, instance: str, registry: MetricRegistry) -> None:
         self.questions = Questions(instance, self.tell)
@@ -82,9 +81,9 @@ class Surroundings:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """While the model's code runs. A model that was active before is so again afterwards.
+        """Makes the model active while its code runs; after that the model that was active before is active again.
 
-        Otherwise it stays active, for threads of its own.
+        If there was none, this one stays active, for its own threads.
         """
         previous = _active[-1] if _active else None
         if previous is not self:
@@ -99,7 +98,7 @@ class Surroundings:
                 previous._enter()
 
     def allow(self, calls: Any) -> None:
-        """From now on the model may call others; with None it may not."""
+        """Lets the model call others from now on; with None forbids it."""
         self.calls = calls
         bls.connect(calls)
 

@@ -1,7 +1,7 @@
 """Compressed messages, both ways: in steps, and within bounds.
 
-A few kilobytes may stand for gigabytes. No more is made of a client's message than it may have, and every piece is
-counted before the next one is made.
+A few kilobytes may stand for gigabytes. So no more of a client's message is made than its limit, and each piece is
+counted before the next is made.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stubserve.grpc.http2.incoming import MessageRefusal
 from stubserve.grpc.transport import INTERNAL, RESOURCE_EXHAUSTED, Keep
 from stubserve.inference.long_work import LongWork
 
-# What goes in and what comes out in one step.
+# Input and output of one step
 _INPUT_BYTES = 256 * 1024
 _PIECE_BYTES = 1 << 20
 _DETECT_FORMAT = 32 + zlib.MAX_WBITS
@@ -22,14 +22,14 @@ _FORMAT = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 def short_content(data: bytes | memoryview, most: int) -> bytes | None:
-    """A message's content where that is no longer than `most`; None where it is, or is none. Raises MessageRefusal."""
+    """A message's content; None if it is longer than `most`, or incomplete. Raises MessageRefusal."""
     stream = zlib.decompressobj(_DETECT_FORMAT)
     content = _inflated(stream, data, most + 1)
     return content if stream.eof and len(content) <= most else None
 
 
 def inflate(data: bytes | memoryview, limit: int, take: Callable[[bytes], None]) -> LongWork[None]:
-    """Hands a message's content to `take` in pieces. Raises MessageRefusal, and ServeError where it cannot be kept."""
+    """Hands a message's content to `take` in pieces. Raises MessageRefusal, and ServeError if memory is short."""
     stream = zlib.decompressobj(_DETECT_FORMAT)
     size = at = 0
     while not stream.eof:
@@ -37,7 +37,7 @@ def inflate(data: bytes | memoryview, limit: int, take: Callable[[bytes], None])
         if not rest:
             rest = data[at : at + _INPUT_BYTES]
             at += _INPUT_BYTES
-        # Where nothing is left to go in, something may still come out; if not, the data end early.
+        # With no input left there may still be output; if there is none, the data end early.
         piece = yield partial(_inflated, stream, rest, _PIECE_BYTES)
         if not piece and not rest:
             raise MessageRefusal(INTERNAL, "a message cannot be decompressed: the compressed data ends early")
@@ -52,7 +52,7 @@ def inflate(data: bytes | memoryview, limit: int, take: Callable[[bytes], None])
 
 
 def deflate(parts: Sequence[bytes | memoryview], encoding: str, level: int, keep: Keep) -> LongWork[list[bytes]]:
-    """A message's parts, compressed as gRPC calls `encoding`."""
+    """A message's parts, compressed with gRPC's `encoding`."""
     stream = zlib.compressobj(level, wbits=_FORMAT[encoding])
     pieces: list[bytes] = []
     for part in parts:

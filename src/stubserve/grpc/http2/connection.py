@@ -1,18 +1,18 @@
 """Clients' HTTP/2 connections, read and written on the event loop, and the transport that accepts them.
 
-Why there is one: `grpc.aio` serves 2,300 small requests per second where real Triton serves 6,600, as every RPC crosses
-between its C core's threads and the event loop several times, and copies large messages three times. A gRPC server
-needs little of HTTP/2: no priorities, no push, no dynamic table of its own. What it needs is here: `reader` takes bytes
-apart to frames and does what they say, `fields` and `heads` know header blocks, `stream` is one RPC, `writer` what
-leaves. Whether a client is still there is asked with pings (the `--grpc-keepalive-*` flags).
+Why our own: `grpc.aio` serves 2,300 small requests per second where real Triton serves 6,600, because every RPC crosses
+between its C core's threads and the event loop several times, and large messages are copied three times. A gRPC server
+needs little of HTTP/2: no priorities, no push, no dynamic table of its own. Here `reader` takes bytes apart to frames
+and acts on them, `fields` and `heads` read header blocks, `stream` is one RPC, `writer` sends. Pings find out whether a
+client is still there (the `--grpc-keepalive-*` flags).
 
 Guarantees:
-- what arrives is parsed where it lies and copied once: small messages to bytes, large ones to the arena;
+- arriving bytes are parsed where they lie and copied once: small messages to bytes, large messages to the arena;
 - everything that one turn of the event loop makes to be sent leaves in one write;
-- windows are honoured both ways, and a client that does not read its socket is not read from either;
-- what breaks the protocol costs what RFC 9113 says: one stream where the others can go on, else the connection, with a
-  GOAWAY that says why;
-- what a client can make the server hold or do without asking for inference is bounded: header blocks (`fields`,
+- windows are honoured both ways, and the server does not read from a client that does not read its socket;
+- a breach of the protocol costs what RFC 9113 says: one stream where the others can go on, else the connection, with a
+  GOAWAY that gives the reason;
+- without asking for inference a client can cause only bounded memory and work: header blocks (`fields`,
   `heads.MAX_BLOCK_BYTES`), open streams (`reader.MAX_STREAMS`), and what `budget` counts. Beyond that the connection
   ends.
 """
@@ -50,21 +50,20 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
         self._budget = ClientBudget(endpoint.options, endpoint.server.offload, endpoint.scratch_view)
-        # The two ways; they are there when the transport is
+        # Both exist from `connection_made` on
         self._transport: asyncio.Transport
         self._reader: FrameReader
         self._writer: FrameWriter
-        # Whether it waits for its turn to read on
+        # Whether the connection waits for its turn to read on
         self._rests = False
         self.bytes_received = 0
         self._watched = False
-        # When the client last sent anything, in the event loop's time, and when we ask it whether it is there
+        # When the client last sent anything, in the event loop's time; the timer that asks whether it is there
         self._heard = self._loop.time()
         self._keepalive: asyncio.TimerHandle | None = None
-        # Its end
         self._age: asyncio.TimerHandle | None = None
 
-    # What the transport tells
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -117,7 +116,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _watch_or_not(self) -> None:
-        """The client has to go on where it has begun what keeps all else waiting."""
+        """Watches a client that has begun something for which all else on the connection waits."""
         self._watched = self._reader.unfinished and not self._reader.closing
         clients = self._endpoint.slow_clients
         (clients.watch_arriving if self._watched else clients.unwatch_arriving)(self)
@@ -154,7 +153,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         return unsent(self._transport)
 
     def give_up(self, error: ServeError) -> None:
-        """The client does not read what was sent to it, and others need the memory."""
+        """The client does not read its answers, and other requests need the memory."""
         log.info("closing a gRPC connection: %s", error.message)
         self._transport.abort()
 
@@ -170,13 +169,13 @@ class Http2Connection(asyncio.BufferedProtocol):
         self._writer.close()
 
     def close_after_answer(self) -> None:
-        """No new streams; the connection ends with the last that is open."""
+        """Takes no new streams; the connection ends with the last open stream."""
         self._go_away()
         if not self._reader.streams:
             self._writer.close()
 
     def stalled(self) -> None:
-        """The client has not said that it speaks HTTP/2, or has not ended a header block."""
+        """The client has not sent the whole preface, or has not ended a header block."""
         self._fail(frames.ENHANCE_YOUR_CALM, "the preface or a header block did not arrive completely")
 
     # Whether the client is there
@@ -219,7 +218,7 @@ class Http2Connection(asyncio.BufferedProtocol):
 
 
 class Http2Transport:
-    """A listening gRPC server for a service. `port` is the one that it got. Raises OSError."""
+    """A listening gRPC server for a service. `port` is the port that it got. Raises OSError."""
 
     def __init__(self, server: InferenceServer, service: Service, options: GrpcSettings) -> None:
         self._endpoint = Endpoint(server, service.methods, options)
@@ -239,7 +238,7 @@ class Http2Transport:
         )
 
     async def stop(self, grace_s: float) -> None:
-        """No new RPCs; those that are running end, or are cut off after `grace_s`."""
+        """Takes no new RPCs; running RPCs end, or are cut off after `grace_s`."""
         if self._accepting is None:
             self._listener.close()
         else:

@@ -1,4 +1,4 @@
-"""The server's end of all HTTP/2 connections: what they share, and what they have been told to do."""
+"""The server's end of all HTTP/2 connections: what they share, and their settings."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from stubserve.connections.sent_memory import SentMemory
 from stubserve.grpc.transport import Method
 from stubserve.settings.fronts import GrpcSettings
 
-# What one read of a connection may bring.
+# The most that one read of a connection brings
 SCRATCH_BYTES = 256 * 1024
-# The heap that unfinished short messages share.
+# The heap that unfinished short messages share
 SHORT_MESSAGES_BYTES = 16 << 20
 
-# The encodings are those that grpcio's core makes of the levels with a client that takes them all. Behind them zlib's
-# own level: compressing takes the event loop's time.
+# The encoding that grpcio's core chooses at each level if the client takes all encodings; then zlib's own level, which
+# is low because compressing takes the event loop's time.
 _ENCODINGS: dict[str, tuple[str, int]] = {"low": ("gzip", 1), "medium": ("deflate", 3), "high": ("deflate", 6)}
 
 
 class Endpoint:
     """What the connections of one server share.
 
-    `encoding` is how answers are compressed for clients that take it, None for not at all. `short_messages_left` is how
-    much of the heap unfinished short messages do not claim.
+    `encoding` compresses answers for clients that take it; None: no compression. `short_messages_left` is the part of
+    the heap for unfinished short messages that none of them claims.
     """
 
     def __init__(self, server: InferenceServer, methods: dict[str, Method], options: GrpcSettings) -> None:

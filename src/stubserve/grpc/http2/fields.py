@@ -1,14 +1,14 @@
 """Header blocks of HTTP/2 as lists of fields (HPACK, RFC 7541), in pieces and with a bound.
 
-Both sides of a connection keep a table that every block may change, so a block must be read to its end even where its
-request is refused: otherwise the next block means something else, and all other streams of the connection are lost with
-it. `hpack`'s own decoder gives up in the middle of a block that is too large. This one goes on and keeps only what the
-table needs: strings that can be neither kept nor put into the table are not even looked at. So a client's metadata
-over the limit costs its own call and nobody else's.
+Both sides of a connection keep a table that every block may change. So a block must be read to its end even if its
+request is refused: otherwise the next block means something else, and all other streams of the connection are lost.
+`hpack`'s own decoder gives up in the middle of a block that is too large. This one goes on and keeps only what the
+table needs; a string that is too long to keep and for the table is skipped. So a client's metadata over the limit costs
+only its own call.
 
-What it costs: about a microsecond for a field, 0.2 µs for a Huffman-coded byte (`hpack`'s tables). A block that is
-refused may go on for MAX_REFUSED_FIELDS fields, and MAX_REFUSED_BYTES bytes that the table needs; then the connection
-ends. The state between two pieces is less than MAX_LIST_BYTES.
+Costs: about a microsecond for a field, 0.2 µs for a Huffman-coded byte (`hpack`'s tables). A refused block may go on
+for MAX_REFUSED_FIELDS fields, and MAX_REFUSED_BYTES bytes that the table needs; then the connection ends. The state
+between two pieces is less than MAX_LIST_BYTES.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hpack.table import HeaderTable
 
 from stubserve.grpc.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM, ConnectionFault
 
-# The size of a list as HTTP/2 counts it: names, values and FIELD_BYTES for each.
+# The size of a list as HTTP/2 counts it: names, values and FIELD_BYTES for each field
 MAX_LIST_BYTES = 64 * 1024
 MAX_FIELDS = 512
 FIELD_BYTES = 32
@@ -30,7 +30,7 @@ MAX_REFUSED_FIELDS = 4096
 MAX_REFUSED_BYTES = 64 * 1024
 TABLE_BYTES = 4096
 
-# A coded string at least so long has more bytes than the table: no symbol of the code is longer than 30 bits.
+# A coded string of this length decodes to more bytes than the table: no symbol is longer than 30 bits.
 _BEYOND_TABLE = TABLE_BYTES * 30 // 8
 _STATIC = HeaderTable.STATIC_TABLE
 _MAX_INTEGER_BYTES = 5
@@ -39,7 +39,7 @@ Field = tuple[bytes, bytes]
 
 
 class Fields(NamedTuple):
-    """A block's fields in order. Where there were too many of them, or too long ones, these are the first."""
+    """A block's fields in order; only the first, if there were too many or too long ones."""
 
     fields: list[Field]
     too_large: bool
@@ -50,8 +50,7 @@ class _Incomplete(Exception):
 
 
 class FieldDecoder:
-    """The decoder of one connection. `changes` grows whenever a block has changed its table: bytes mean something else
-    then."""
+    """The decoder of one connection. `changes` grows when a block changes its table, and so the meaning of bytes."""
 
     def __init__(self) -> None:
         # The table
@@ -59,19 +58,19 @@ class FieldDecoder:
         self._size = 0
         self._limit = TABLE_BYTES
         self.changes = 0
-        # The block at hand
+        # The current block
         self._fields: list[Field] = []
         self._count = 0
         self._list_bytes = 0
         self._too_large = False
         self._refused_bytes = 0
         self._rest = b""
-        # Bytes of a long string that are still to be dropped, and whether that was a name: then its value follows
+        # Bytes of a long string still to be dropped, and whether the string is a name, which its value follows
         self._drop = 0
         self._nameless = False
 
     def begin(self) -> None:
-        """The next piece is a block's first."""
+        """Begins a block with its first piece."""
         self._fields = []
         self._count = self._list_bytes = self._refused_bytes = self._drop = 0
         self._too_large = self._nameless = False
@@ -105,7 +104,7 @@ class FieldDecoder:
     # One field
 
     def _take(self, data: bytes, at: int) -> int:
-        """Takes the field at `at`; the position behind it, which may lie behind the data: the rest is to be dropped."""
+        """Takes the field at `at`; the position behind it. If that is behind the data, the rest is to be dropped."""
         if self._nameless:
             at = self._string(data, at, keep=False)[1]
             self._nameless = False
@@ -142,7 +141,7 @@ class FieldDecoder:
         return at
 
     def _string(self, data: bytes, at: int, keep: bool) -> tuple[bytes | None, int]:
-        """A string and the position behind it; None where it is too long to be kept, or is not to be."""
+        """A string, or None if it is too long or `keep` is false; and the position behind it."""
         coded = data[at] & 0x80
         length, at = _integer(data, at, 0x7F)
         end = at + length
@@ -174,11 +173,11 @@ class FieldDecoder:
             self._fields.append((name, value))
 
     def _refuse(self, indexed: bool) -> None:
-        """A field of which a string was too long to be looked at."""
+        """Refuses a field of which a string was too long to be read."""
         self._too_large = True
         self._add(b"", b"")
         if indexed:
-            # What does not fit empties the table.
+            # An entry that does not fit empties the table.
             self._forget_to(0)
 
     # The table
@@ -205,7 +204,7 @@ class FieldDecoder:
             raise _broken("the table's size changes within a block")
         if limit > TABLE_BYTES:
             raise _broken(f"a table of {limit} bytes, where {TABLE_BYTES} are offered")
-        # Also where nothing is forgotten by that: what fits into the table afterwards is something else.
+        # Also if no entry is removed: with another limit later entries fit or not, so bytes change their meaning.
         self.changes += 1
         self._limit = limit
         self._forget_to(limit)

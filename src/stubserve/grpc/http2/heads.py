@@ -1,13 +1,13 @@
 """Heads: those of requests, read once and remembered; those of answers, written without state.
 
 A client compresses the headers of its second request to a few references to its first. Such a block means the same
-until the table of the connection changes, so it is decoded once, by `fields`, and looked up from then on. Answers use
+until the table of the connection changes, so `fields` decodes it once, and after that it is looked up. Answers use
 literals only: no table of ours has to be kept in step with the client's.
 
-A header block may come in as many frames as its client likes, but not for ever: every frame of it counts as _FRAME_COST
-bytes at least, as an empty one costs its sender nothing, and MAX_BLOCK_BYTES end the connection.
+A header block may come in any number of frames. Because an empty frame costs its sender nothing, each counts as at
+least _FRAME_COST bytes, and a block above MAX_BLOCK_BYTES ends the connection.
 
-A request whose fields break RFC 9113 (section 8) is malformed: `fault` says how, and costs it its stream.
+A request whose fields break RFC 9113 (section 8) is malformed and loses its stream; `fault` gives the reason.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _UNPRINTABLE = re.compile(rb"[^ -$&-~]")
 # Names: no upper case, no controls, no space, no colon but the first of a pseudo-header, ASCII.
 _NAME = re.compile(rb":?[!-9;-@\[-~]+").fullmatch
-# Values: not these anywhere. White space around them is allowed, which clients of gRPC send.
+# Bytes that no value may contain. White space around a value is allowed, because clients of gRPC send it.
 _BAD_VALUE = re.compile(rb"[\0\r\n]").search
-# What belongs to a connection has no meaning in HTTP/2, and two servers in a row may differ about it.
+# HTTP/2 has no fields about the connection, and two servers in a row may read them differently.
 _OF_CONNECTIONS = frozenset((b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"))
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 
@@ -42,9 +42,8 @@ _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 class RpcHead:
     """What a request says before its messages. `timeout_s` is None without a deadline.
 
-    `nbytes` is its size as HTTP/2 counts it. `fault` is what makes it malformed as a request, "" for nothing, and
-    `trailer_fault` the same where it stands behind the messages. `too_large` says that not all fields are
-    kept.
+    `nbytes` is its size as HTTP/2 counts it. `fault` says why it is malformed as a request, "" if it is not, and
+    `trailer_fault` why as trailers. `too_large` says that not all fields are kept.
     """
 
     __slots__ = (
@@ -95,14 +94,14 @@ class RpcHead:
 class HeadDecoder:
     """The decoder of one connection. A block comes whole (`decode`), or in pieces: `begin`, `piece` and `feed`.
 
-    `known` has heads that were read before, by their blocks. Of a block that comes in pieces `stream` is its stream (0
-    for none), `ends` whether that has nothing else, and `left` how many bytes of the piece are still to come.
+    `known` has earlier heads by their blocks. For a block in pieces, `stream` is its stream (0: no such block), `ends`
+    whether the stream has nothing else, and `left` the bytes of the piece still to come.
     """
 
     def __init__(self) -> None:
         self._decoder = FieldDecoder()
         self.known: dict[bytes, RpcHead] = {}
-        # The decoder's when the last block ended, and whether that block was the one that had changed it
+        # The decoder's `changes` after the last block, and whether that block had changed the table
         self._changes = 0
         self._changed = False
         # A block in pieces
@@ -113,7 +112,7 @@ class HeadDecoder:
         self._is_last = False
 
     def decode(self, block: bytes) -> RpcHead:
-        """Raises ConnectionFault: after a block that cannot be decoded nothing else can be."""
+        """Raises ConnectionFault: after a block that cannot be decoded no other can be."""
         head = self.known.get(block)
         if head is not None:
             return head
@@ -125,14 +124,14 @@ class HeadDecoder:
         return head
 
     def begin(self, stream: int, ends: bool) -> None:
-        """A block begins that comes in pieces."""
+        """Begins a block that comes in pieces."""
         self.stream = stream
         self.ends = ends
         self._cost = 0
         self._decoder.begin()
 
     def piece(self, length: int, last: bool) -> None:
-        """A piece of so many bytes begins. Raises ConnectionFault."""
+        """Begins a piece of `length` bytes. Raises ConnectionFault."""
         self._cost += max(length, _FRAME_COST)
         if self._cost > MAX_BLOCK_BYTES:
             raise ConnectionFault(ENHANCE_YOUR_CALM, "a header block without end")
@@ -140,7 +139,7 @@ class HeadDecoder:
         self._is_last = last
 
     def feed(self, data: bytes) -> RpcHead | None:
-        """Takes so much of the piece; the head when that is complete. Raises ConnectionFault."""
+        """Takes a part of the piece; the head if the block is complete. Raises ConnectionFault."""
         self.left -= len(data)
         self._decoder.feed(data)
         if self.left or not self._is_last:
@@ -159,7 +158,7 @@ class HeadDecoder:
 
 
 def _faults(fields: list[Field]) -> tuple[str, str]:
-    """What is wrong with a request's head, and with trailers, that have these fields."""
+    """What is wrong with these fields as a request's head, and as trailers."""
     seen: dict[bytes, bytes] = {}
     hosts: set[bytes] = set()
     regular = False
@@ -202,7 +201,7 @@ def _short_text(raw: bytes) -> str:
 
 
 def _text(raw: bytes) -> str:
-    """A name or value. Those that fit the table of a client, which needs a byte for each time, are kept once."""
+    """A name or value. A text that fits a client's table costs it one byte to repeat, so it is kept only once."""
     return _short_text(raw) if len(raw) <= TABLE_BYTES else raw.decode("latin-1")
 
 
@@ -234,13 +233,13 @@ OPENING = b"\x88" + _TYPE
 
 @functools.cache
 def opening(encoding: str) -> bytes:
-    """The block in front of messages that are compressed so."""
+    """The block in front of messages that are compressed with `encoding`."""
     return OPENING + _literal(b"grpc-encoding", encoding.encode())
 
 
 def trailers(status: int, message: str) -> bytes:
-    """The block behind the messages. Clients take no more than some KiB of headers: long texts lose their end."""
-    # Here already, for what is remembered is the text as well: it may quote a client, who may say a lot.
+    """The block behind the messages. Clients take only some KiB of headers: long texts lose their end."""
+    # Cut before the cache, which keeps the text: it may quote a client, and be long.
     return _trailers(status, message[:_MESSAGE_BYTES])
 
 
@@ -255,7 +254,7 @@ def _trailers(status: int, message: str) -> bytes:
     return block
 
 
-# Whole answers: to what is no call of gRPC's, and to such a call
+# Whole answers. The two with a status of HTTP alone are for requests that are not gRPC's.
 NOT_GRPC = _literal(b":status", b"415")
 TOO_LARGE = _literal(b":status", b"431")
 CALL_TOO_LARGE = OPENING + trailers(

@@ -1,8 +1,8 @@
 """A message that a client sends on a stream, put together from its parts.
 
-A short message is bytes, and takes memory as it comes; all that are unfinished share a bounded part of the heap. Any
-other is received into the arena by the rules of `connections.arrival`: what its prefix claims takes no memory from
-anybody, and it is placed so that its first raw tensor is aligned.
+A short message is bytes, and takes memory as it comes; all unfinished short messages share a bounded part of the heap.
+Any other is received into the arena by the rules of `connections.arrival`: the length that its prefix claims takes no
+memory from others. It is placed so that its first raw tensor is aligned.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from stubserve.grpc.wire import Malformed
 from stubserve.memory.blocks import Block
 
 PREFIX_BYTES = 5
-# Longer messages go to the arena, and so do all when there is no room for short ones.
+# Longer messages go to the arena; so do short messages when the heap's part is full.
 SHORT_BYTES = 64 * 1024
-# An arrival is told of what has come in such steps: a frame brings 16 KiB, and looking at the clock for each costs more
-# than copying it.
+# Steps in which an arrival is told what has come: looking at the clock for each frame costs more than copying it.
 _REPORTED_BYTES = 128 * 1024
 
 
 class MessageRefusal(Malformed):
-    """The stream's messages cannot be taken; ends the RPC with `status`."""
+    """The stream's messages cannot be taken; the RPC ends with `status`."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -38,7 +37,7 @@ class MessageRefusal(Malformed):
 
 
 class Message(NamedTuple):
-    """One message. Where it lies in the arena, `block` is held once for whoever takes the message."""
+    """One message. If it lies in the arena, `block` is held once, for the taker of the message."""
 
     data: bytes | memoryview
     block: Block | None = None
@@ -52,10 +51,7 @@ class Message(NamedTuple):
 
 
 def check_prefix(flag: int, length: int, encoding: str, max_bytes: int) -> None:
-    """Raises MessageRefusal for a message that cannot be taken.
-
-    `encoding` is what the call's compressed messages are compressed with.
-    """
+    """Raises MessageRefusal for a message that cannot be taken; `encoding` is that of compressed messages."""
     if flag > 1:
         raise MessageRefusal(INTERNAL, f"a message begins with the byte {flag}, where 0 means plain and 1 compressed")
     if flag and encoding == "identity":
@@ -98,7 +94,7 @@ class PartialMessage:
         self._encoding = encoding
         self._max_bytes = max_bytes
         self._prefix = b""
-        # Its length, -1 before that is known; what has come of it, and where that is
+        # The length, -1 before it is known; the bytes that have come, and where they are
         self._length = -1
         self._filled = 0
         self._short: bytearray | None = None
@@ -112,13 +108,13 @@ class PartialMessage:
 
     @property
     def missing(self) -> int:
-        """What is still to come of it, where that is for the arena; 0 for a short one."""
+        """The bytes still to come of a message for the arena; 0 for a short message."""
         return 0 if self._arrival is None else self._length - self._filled
 
     def feed(self, data: memoryview, at: int) -> int:
-        """Takes what belongs to it of the payload of a DATA frame, from `at` on; the position behind that.
+        """Takes this message's part of the payload of a DATA frame, from `at` on; the position behind it.
 
-        Raises MessageRefusal, and ServeError where there is no memory for it.
+        Raises MessageRefusal, and ServeError if memory is short.
         """
         if self._length < 0:
             prefix = data[at : at + PREFIX_BYTES - len(self._prefix)]
@@ -154,7 +150,7 @@ class PartialMessage:
             arrival.drop()
 
     def _forget(self) -> None:
-        """It is somebody else's now, or nobody's."""
+        """The message has a taker, or nobody wants it."""
         if self._short is not None:
             self._endpoint.short_messages_left += self._length
         self._short = self._arrival = self._owner = None

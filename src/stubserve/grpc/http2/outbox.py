@@ -1,12 +1,11 @@
 """Answers on one stream that its client has still to take.
 
-What the client's windows do not let through waits here, in order, beside what is still being made: answers that are to
-be compressed, or take long to write, are worked on in steps (`OrderedJobs`), and what follows them waits for its turn.
-A stream whose one answer leaves at once (`FrameWriter.send_whole`) never has an outbox.
+Here wait, in order, the bytes that the client's windows do not let through, and answers that are still being made:
+compressing an answer, or writing a long one, is done in steps (`OrderedJobs`), and later answers wait for their turn. A
+stream whose one answer leaves at once (`FrameWriter.send_whole`) never has an outbox.
 
-Guarantees: nothing overtakes anything; what lies in the heap is counted in its account; the sender is told that the
-client is behind once OUTBOX_BYTES wait, and when it has caught up; a client that takes nothing is watched
-(`slow_clients`).
+Guarantees: nothing overtakes anything; bytes in the heap are counted in its account; the sender is told that the client
+is behind once OUTBOX_BYTES wait, and when it has caught up; a client that takes nothing is watched (`slow_clients`).
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs, fi
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
 
-# How much may wait for a client that reads slowly before it is said to be slow.
+# So many bytes may wait for a client before it counts as slow.
 OUTBOX_BYTES = 1 << 20
 
 
 class OutboxOwner(Protocol):
-    """What an outbox needs of its stream, and tells it. `widened` is what the client takes beyond its initial window.
+    """An outbox's stream. `widened` is what the client takes beyond its initial window.
 
-    It is a protocol, as the stream makes the outbox: imports point one way.
+    A protocol, because the stream makes the outbox and imports point one way.
     """
 
     id: int
@@ -50,17 +49,19 @@ class OutboxOwner(Protocol):
         ...
 
     def give_up(self, error: ServeError) -> None:
-        """What waits is not to wait any longer."""
+        """Gives up all that waits."""
         ...
 
     def fail(self, status: int, text: str) -> None:
-        """An answer could not be made. What was to follow it is gone."""
+        """An answer could not be made; the answers after it are gone."""
         ...
 
 
 class Outbox:
-    """The outbox of one stream. `encoding` is what its messages are compressed with. `opened` says that its headers
-    have left, and `unsent` how much the client has not taken, or not let in."""
+    """The outbox of one stream; `encoding` compresses its messages, `opened` says that its headers have left.
+
+    `unsent` is the bytes that the client has not taken or not let in.
+    """
 
     __slots__ = (
         "_counted",
@@ -83,19 +84,17 @@ class Outbox:
         self._stream = stream
         self._encoding = encoding
         self.opened = False
-        # What waits
         self._pieces: deque[bytes | memoryview] = deque()
         self.unsent = 0
         self._waits = False
         self._slow = False
-        # What is being made
         self._jobs: OrderedJobs | None = None
-        # Bytes that lie in the heap, and what its account has been told of
+        # Bytes in the heap, and those of them that its account counts
         self._heap_bytes = 0
         self._counted = 0
 
     def send(self, answer: Answer, blocks: Sequence[Block]) -> bool:
-        """Takes a message. False where the client is behind, or the message is still to be made."""
+        """Takes a message. False if the client is behind, or the message is still to be made."""
         is_behind = self._jobs is not None and self._jobs.busy
         if callable(answer) or is_behind or (self._encoding is not None and sum(map(len, answer)) > LARGE_BYTES):
             self._send_later(answer, blocks)
@@ -106,14 +105,14 @@ class Outbox:
         return not self._slow
 
     def _steps(self, answer: Answer, keep: Keep) -> LongWork[Parts]:
-        """What is to be done to a message before it is sent."""
+        """The work on a message before it is sent."""
         parts: Parts = (yield from answer(keep)) if callable(answer) else answer
         if self._encoding is not None:
             parts = yield from deflate(parts, self._encoding, self._endpoint.compression_level, keep)
         return parts
 
     def pump(self) -> bool:
-        """Sends what the windows allow. Whether nothing is left, nor being made."""
+        """Sends what the windows allow. True if nothing is left, and nothing is being made."""
         pieces = self._pieces
         writer = self._writer
         stream = self._stream
@@ -156,7 +155,7 @@ class Outbox:
         return True
 
     def clear(self) -> None:
-        """What waits is not sent any more."""
+        """Forgets what waits."""
         self._pieces.clear()
         self.unsent = self._heap_bytes = 0
         self._wait_no_more()
@@ -164,12 +163,12 @@ class Outbox:
             self._count()
 
     def drop_jobs(self) -> None:
-        """Nor is what is being made."""
+        """Forgets what is being made."""
         jobs, self._jobs = self._jobs, None
         if jobs is not None:
             jobs.drop()
 
-    # For the watch over what is not taken
+    # For the watch over slow clients
 
     def give_up(self, error: ServeError) -> None:
         self._stream.give_up(error)
@@ -178,7 +177,6 @@ class Outbox:
         self._stream.give_up(unavailable("the client has read nothing of the answer for --send-timeout-secs"))
 
     def _put(self, parts: Parts, blocks: Sequence[Block]) -> None:
-        """Sends a message, or has it wait."""
         pieces = self._pieces
         size = sum(map(len, parts))
         flag = b"\0" if self._encoding is None else b"\1"
@@ -201,7 +199,6 @@ class Outbox:
             self._slow = True
 
     def _send_later(self, answer: Answer, blocks: Sequence[Block]) -> None:
-        """Sends a message in its turn."""
         held = [block.hold() for block in blocks]
         server = self._endpoint.server
         if self._jobs is None:
@@ -212,7 +209,7 @@ class Outbox:
         self._jobs.add(steps, functools.partial(self._send_made, answer, held, share))
 
     def _send_made(self, answer: Any, held: list[Block], share: HeapShare, made: Any) -> None:
-        # What waits here is counted here.
+        # The message's bytes are counted here while they wait.
         share.drop()
         if self._jobs is not None:
             if isinstance(made, BaseException):
@@ -236,8 +233,7 @@ class Outbox:
             self._endpoint.slow_clients.unwatch_unread(self)
 
     def _count(self) -> None:
-        """Has the heap's account follow what waits. Raises nothing: where there is no memory for it the RPC ends, but
-        not before whoever sends has returned."""
+        """Keeps the heap's account in step. Raises nothing: without memory the RPC ends, after the sender returned."""
         kept = self._heap_bytes
         more = (kept if kept > FREE_BYTES else 0) - self._counted
         heap = self._endpoint.server.heap

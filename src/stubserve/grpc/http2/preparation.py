@@ -1,8 +1,7 @@
-"""Messages of one stream that something has to be done to before its handler gets them.
+"""Messages of one stream that need work before their handler gets them.
 
-Compressed ones are decompressed, and large ones get the form that their method wants (`Method.prepare`). What comes out
-of that is placed in the arena, where a message of its size belongs. What takes long is done in steps (`OrderedJobs`),
-and whatever follows waits for its turn, small or large.
+Compressed messages are decompressed, and large messages get the form that their method wants (`Method.prepare`). The
+result is in the arena if its size belongs there. Long work is done in steps (`OrderedJobs`); later messages wait.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import HeapShare
 
-# What is copied in one step.
+# Copied in one step
 _COPIED_BYTES = 1 << 20
 
 
 class PreparedMessages:
     """The messages of one stream, in their order.
 
-    `take` gets each, which is promised until it returns. `over` is called when no message waits any more, or with the
-    error of one that could not be prepared; none follows that.
+    `take` gets each; the message is promised until `take` returns. `over` is called when no message waits any more, or
+    with the error of a message that could not be prepared; no message follows that.
     """
 
     __slots__ = ("_dropped", "_jobs", "_over", "_prepare", "_server", "_take")
@@ -51,7 +50,7 @@ class PreparedMessages:
 
     @property
     def busy(self) -> bool:
-        """Whether a message waits, and all that follow have to."""
+        """Whether a message waits, so that later messages have to wait as well."""
         return self._jobs.busy
 
     def add(self, message: Message) -> None:
@@ -71,15 +70,12 @@ class PreparedMessages:
             self._pass_on(preparation)
 
     def drop(self) -> None:
-        """Nobody wants them any more."""
+        """Drops all messages."""
         self._dropped = True
         self._jobs.drop()
 
     def _prepared(self, preparation: Preparation, error: BaseException | None) -> None:
-        """Everything has been done to a message, and its turn has come; or that has ended in an error, or for nobody.
-
-        None gets to the handler as it came.
-        """
+        """The turn of a message has come: its work is done, has failed with `error`, or nobody wants it any more."""
         if error is not None or self._dropped:
             preparation.end()
             if error is not None:
@@ -98,7 +94,7 @@ class PreparedMessages:
 
 
 class Preparation:
-    """What is done to one message. `message` is what it has become so far."""
+    """The work on one message. `message` is its current form."""
 
     __slots__ = ("_content", "_placed", "_prepare", "_server", "_share", "message")
 
@@ -106,16 +102,13 @@ class Preparation:
         self._server = server
         self._prepare = prepare
         self.message = message
-        # What is kept of it in the heap, and where the next form of it is being written
+        # The message's bytes in the heap, and the place where its next form is being written
         self._share: HeapShare = server.heap.share()
         self._placed: Message | None = None
         self._content: Content | None = None
 
     def begin(self) -> LongWork[None] | None:
-        """What is to be done; None where that was little, and is done.
-
-        Raises Malformed and ServeError, as the steps do.
-        """
+        """The work; None if it was little, and is done. Raises Malformed and ServeError, as the steps do."""
         message = self.message
         limit = self._server.max_input_size
         if message.compressed:
@@ -126,12 +119,12 @@ class Preparation:
         return self._prepared()
 
     def wait(self) -> None:
-        """It has to wait for others. Raises ServeError where there is no memory for that."""
+        """The message has to wait for others. Raises ServeError if memory is short."""
         if self.message.block is None:
             self._share.add(len(self.message.data))
 
     def end(self) -> None:
-        """It has been taken, or nobody wants it."""
+        """The message has been taken, or nobody wants it."""
         self.message.drop()
         if self._placed is not None:
             self._placed.drop()
@@ -153,7 +146,7 @@ class Preparation:
             yield from further
 
     def _add(self, piece: bytes) -> None:
-        """Takes a piece of the content. Raises ServeError where the arena has no place for it."""
+        """Takes a piece of the content. Raises ServeError if the arena has no place for it."""
         if self._content is None:
             start = -first_raw(memoryview(piece)) % ALIGNMENT
             self._content = Content(self._server.arrivals.memory, self._server.max_input_size, start)
@@ -165,7 +158,7 @@ class Preparation:
         return None if work is None else self._rewrite(work)
 
     def _rewrite(self, work: Making) -> LongWork[None]:
-        """Has what the work makes be the message. Raises ServeError where the arena has no place for it."""
+        """Replaces the message by the work's result. Raises ServeError if the arena has no place for it."""
         pieces: Parts = yield from work(self._share.add)
         size = sum(map(len, pieces))
         beginning = b"".join((pieces[0], *(piece[:ALIGNMENT] for piece in pieces[1:2])))

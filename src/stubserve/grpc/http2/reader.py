@@ -1,11 +1,11 @@
-"""The bytes that arrive on a connection, taken apart to frames where they lie, and what the frames say done.
+"""Takes the bytes that arrive on a connection apart to frames, where they lie, and acts on the frames.
 
 The payload of DATA goes to its stream as it comes, and that of header blocks to their decoder, the beginning of a frame
-before its end: a frame may be as long as it may, and nothing of it is collected. All else that matters is short, and
-is read as complete frames; what does not matter is skipped.
+before its end: no frame is collected, however long. All other frames that matter are short, and are read as complete
+frames; the rest are skipped.
 
-What breaks the protocol on one stream resets that stream with the reason, and costs its client as much as a reset of
-its own: otherwise it could have the server reset its streams.
+A breach of the protocol on one stream resets that stream with the reason. It costs the client as much as its own reset,
+or it could make the server reset its streams for free.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ log = logging.getLogger("stubserve.grpc")
 MAX_STREAMS = 1024
 MAX_FRAME_BYTES = 1 << 20
 
-# Of what is neither DATA nor a header block: the longest is the client's settings.
+# For all but DATA and header blocks: the longest is the client's settings.
 _MAX_PAYLOAD_BYTES = 1024
 _PRIORITY_BYTES = 5
-# Frames that are read as a whole; all others but DATA and header blocks say nothing to a server.
+# Frames that are read as a whole; all others, but DATA and header blocks, mean nothing to a server.
 _SHORT = frozenset(
     (frames.PRIORITY, frames.RST_STREAM, frames.SETTINGS, frames.PUSH_PROMISE, frames.PING, frames.WINDOW_UPDATE)
 )
-# Those that say one number
+# Those that contain one number
 _NUMBERS = frozenset((frames.RST_STREAM, frames.WINDOW_UPDATE))
-# The connection's own window never stops anybody (the streams' do): it is opened all the way, and again after so much.
+# The connection's own window stops nobody (the streams' do): it is opened all the way, and again after so many bytes.
 _GRANT_BYTES = 1 << 28
 
 
 class FrameReader:
-    """The reader of one connection, and its streams. `feed` raises ConnectionFault where the protocol is broken.
+    """The reader of one connection, and its streams. `feed` raises ConnectionFault if the protocol is broken.
 
-    `unfinished` says that the client has not yet said that it speaks HTTP/2, or is within a header block: until it goes
-    on nothing else can be read. Once `closing` is set no stream is opened, and the connection ends with the last.
+    `unfinished` says that the client has not sent the whole preface, or is within a header block: until it goes on
+    nothing else can be read. Once `closing` is set no stream is opened, and the connection ends with the last.
     """
 
     def __init__(self, endpoint: Endpoint, writer: FrameWriter, budget: ClientBudget) -> None:
@@ -55,11 +55,9 @@ class FrameReader:
         self.closing = False
         self._greeted = False
         self.unfinished = True
-        # Bytes of a frame's head, or of a short frame, that is not complete
+        # Bytes of an incomplete frame head or short frame
         self._pending = b""
-        # Bytes to be skipped
         self._skip_left = 0
-        # The DATA frame whose payload is arriving
         self._data_left = 0
         self._data_stream: Http2Stream | None = None
         self._data_pad = 0
@@ -68,7 +66,7 @@ class FrameReader:
         self._received = 0
 
     def feed(self, data: memoryview) -> None:
-        """Takes what a read brought. What is not used of it at once is copied, and short."""
+        """Takes the bytes of a read. Bytes that it cannot use at once are few, and are copied."""
         if self._pending:
             data = memoryview(self._pending + bytes(data))
             self._pending = b""
@@ -177,11 +175,10 @@ class FrameReader:
         content = min(take, max(self._data_left - self._data_pad, 0))
         self._data_left -= take
         stream = self._data_stream
-        # Nothing is done for a stream that was closed meanwhile.
         if stream is not None:
             ends = self._data_ends and not self._data_left
             if ends:
-                # Known before its last message is taken: the answer to that may then close the stream.
+                # Set before its last message is taken: the answer may then close the stream.
                 stream.half_closed = True
             if content:
                 stream.data_received(data[at : at + content])
@@ -209,7 +206,7 @@ class FrameReader:
             raise ConnectionFault(frames.PROTOCOL_ERROR, "more padding than frame")
         last = bool(flags & frames.END_HEADERS)
         if last and end <= len(data):
-            # All of it is here; the usual case.
+            # The usual case: all of it is here.
             block = bytes(data[at : end - pad])
             self._take_head(
                 id, self._heads.known.get(block) or self._heads.decode(block), bool(flags & frames.END_STREAM)
@@ -218,7 +215,7 @@ class FrameReader:
         self.unfinished = True
         self._heads.begin(id, bool(flags & frames.END_STREAM))
         self._heads.piece(end - pad - at, last)
-        # Only the frame that begins a block has padding, and nothing but a continuation or the next frame follows it.
+        # Only the frame that begins a block has padding, and a continuation or the next frame follows it.
         self._skip_left = pad
         return self._take_block(data, at, len(data))
 
@@ -238,7 +235,7 @@ class FrameReader:
         return at + take
 
     def _take_head(self, id: int, head: RpcHead, ends: bool) -> None:
-        """A header block; with `ends` its stream has nothing else."""
+        """Takes a header block; with `ends` its stream has nothing else."""
         stream = self.streams.get(id)
         method = self._endpoint.methods.get(head.path)
         try:
@@ -258,7 +255,7 @@ class FrameReader:
                 self._refuse(id, UNKNOWN_METHOD, ends)
             else:
                 stream = Http2Stream(self._endpoint, self._writer, self.forget, id, head, method)
-                if not stream.closed:  # else it has been refused
+                if not stream.closed:  # else the stream has been refused
                     self.streams[id] = stream
                     if ends:
                         stream.ended_by_client()
@@ -273,7 +270,7 @@ class FrameReader:
     # Other frames
 
     def _take_frame(self, kind: int, flags: int, id: int, payload: memoryview) -> None:
-        """A complete frame that is neither DATA nor of a header block. Raises ConnectionFault and StreamFault."""
+        """Acts on a complete frame other than DATA and header blocks. Raises ConnectionFault and StreamFault."""
         budget = self._budget
         if kind in _NUMBERS and len(payload) != 4:
             raise ConnectionFault(frames.FRAME_SIZE_ERROR, "a frame of a wrong length")
@@ -332,7 +329,6 @@ class FrameReader:
             stream.pump()
 
     def _fail_stream(self, fault: StreamFault) -> None:
-        """The client broke the protocol on one stream."""
         log.debug("a gRPC stream breaks the protocol: %s", fault)
         self._budget.take_reset()
         self._writer.write(frames.rst_stream(fault.stream, fault.code))

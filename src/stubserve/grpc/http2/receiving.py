@@ -1,8 +1,7 @@
-"""The receiving half of a stream: what its client sends, put together to messages and given to the RPC's handler.
+"""The receiving half of a stream: puts the client's bytes together to messages for the RPC's handler.
 
-A message that comes whole is taken at once. One that comes in parts is put together (`incoming`), and one that is long
-or compressed is prepared (`preparation`). The client may send so much ahead of what is taken, and has to go on with a
-message that it has begun.
+A whole message is taken at once. A message in parts is put together (`incoming`), and a long or compressed message is
+prepared (`preparation`). The client may send a window ahead of that, and must go on with a message once begun.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from stubserve.memory.blocks import Block
 
 log = logging.getLogger("stubserve.grpc")
 
-# How much a client may send on a stream before the server has taken it.
+# The bytes that a client may send on a stream before the server has taken them
 RECEIVE_WINDOW = 2 << 20
 
 
 class ReceivingStream:
-    """What a stream has received. `receive_window` is what the client may still send."""
+    """The received side of a stream. `receive_window` is what the client may still send."""
 
     __slots__ = (
         "_asked",
@@ -56,9 +55,9 @@ class ReceivingStream:
         self._head = head
         self._method = method
         self._handler: Handler | None = None
-        # How the RPC has ended, None while it goes on
+        # The RPC's end, None while it goes on
         self._status: tuple[int, str] | None = None
-        # The message at hand, messages that wait, and whether the client is watched
+        # The current message, messages that wait, and whether the client is watched
         self._partial: PartialMessage | None = None
         self._prepared: PreparedMessages | None = None
         self._watched = False
@@ -68,14 +67,14 @@ class ReceivingStream:
         self._asked = False
         self.half_closed = False
 
-    # What the connection tells
+    # Called by the connection
 
     def data_received(self, data: memoryview) -> None:
-        """The payload of a DATA frame, or a part of it."""
+        """Takes the payload of a DATA frame, or a part of it."""
         self.bytes_received += len(data)
         at, end = 0, len(data)
         try:
-            # Answered by a message: a place for what is behind it would be nobody's to give back.
+            # Stops once the RPC has its answer: nobody would give back the memory of later messages.
             while at < end and self._status is None:
                 partial = self._partial
                 if partial is None:
@@ -83,7 +82,7 @@ class ReceivingStream:
                     if behind <= end:
                         length = int.from_bytes(data[at + 1 : behind], "big")
                         if behind + length <= end:
-                            # All of it is here; the usual case.
+                            # The usual case: all of it is here.
                             flag = data[at]
                             at = behind + length
                             if flag or length > self._method.max_bytes:
@@ -110,7 +109,7 @@ class ReceivingStream:
             self._grant()
 
     def trailers_received(self, trailers: RpcHead, ends: bool) -> None:
-        """Trailers, which gRPC clients do not have, end the stream all the same. Raises StreamFault."""
+        """Trailers, which gRPC clients do not send, end the stream all the same. Raises StreamFault."""
         if self.half_closed:
             raise StreamFault(self.id, frames.STREAM_CLOSED, "headers on a stream that is closed")
         if not ends or trailers.trailer_fault:
@@ -129,10 +128,10 @@ class ReceivingStream:
             elif not self._method.unary:
                 self._handler.on_half_close()
 
-    # What the watches tell
+    # Called by the watches
 
     def stalled(self) -> None:
-        """The client has begun a message and does not send the rest of it, or too slowly."""
+        """The client has begun a message and does not send the rest, or sends it too slowly."""
         log.info(
             "ending an RPC whose message did not arrive completely: it fell behind --request-min-rate=%d or took "
             "longer than --request-timeout-secs=%d",
@@ -141,10 +140,10 @@ class ReceivingStream:
         self._cut_off(DEADLINE_EXCEEDED, "the request did not arrive completely")
 
     def give_up(self, error: ServeError) -> None:
-        """Others need the memory that the message at hand holds."""
+        """Other requests need the memory of the current message."""
         raise NotImplementedError
 
-    # What the service says
+    # Called by the service
 
     def pause_reading(self) -> None:
         self._reading = False
@@ -156,7 +155,7 @@ class ReceivingStream:
         self._grant()
 
     def _take(self, message: Message) -> None:
-        """A message is complete. Raises Malformed and ServeError."""
+        """Takes a complete message. Raises Malformed and ServeError."""
         prepared = self._prepared
         waits = prepared is not None and prepared.busy
         if waits or message.compressed or len(message.data) > LARGE_BYTES:
@@ -172,14 +171,13 @@ class ReceivingStream:
             message.drop()
 
     def _pass_on(self, data: bytes | memoryview, block: Block | None, offset: int) -> None:
-        """Gives a message to the handler, where there is one that wants it."""
         handler = self._handler
         if handler is not None and self._status is None and not (self._method.unary and self._asked):
             self._asked = True
             handler.on_message(data, block, offset)
 
     def _none_waits(self, error: BaseException | None) -> None:
-        """All messages that had to wait are passed on, or one of them could not be taken."""
+        """All waiting messages are passed on, or one of them could not be taken."""
         if error is not None:
             self._refuse(error)
         elif self.half_closed:
@@ -192,10 +190,7 @@ class ReceivingStream:
         self._cut_off(*end_of(error))
 
     def _grant(self) -> None:
-        """Lets the client send more, where it has used half of what it may.
-
-        It may send the whole of a large message at once: there is a place for that already.
-        """
+        """Lets the client send more once it has used half of its window, and at once the whole of a large message."""
         if not self._reading or self.half_closed or self._status is not None:
             return
         if self._prepared is not None and self._prepared.busy:
@@ -207,7 +202,7 @@ class ReceivingStream:
             self.receive_window += more
 
     def _watch_or_not(self) -> None:
-        """The client has to go on with a message that it has begun, where it may."""
+        """Watches a client that has begun a message and may go on with it."""
         watched = self._partial is not None and self._reading and self._status is None
         if watched != self._watched:
             self._watched = watched
@@ -215,7 +210,6 @@ class ReceivingStream:
             (clients.watch_arriving if watched else clients.unwatch_arriving)(self)
 
     def _drop_partial(self) -> None:
-        """Nothing more comes of the message at hand."""
         partial, self._partial = self._partial, None
         if partial is not None:
             partial.drop()

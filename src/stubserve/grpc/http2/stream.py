@@ -1,9 +1,8 @@
 """One RPC on a connection: a `transport.Rpc` for the service, and an HTTP/2 stream for the client.
 
-What the client sends is `receiving`'s. Answers leave at once where they can, and else by way of an `outbox`. Here is
-what the two directions have in common: the handler, the deadline, and how an RPC ends, whoever ends it.
-
-The usual unary RPC makes this object and no other, and nothing is left of it that knows itself.
+`receiving` takes what the client sends. Answers leave at once if they can, and else through an `outbox`. This module
+has what both directions share: the handler, the deadline, and the end of an RPC, from whichever side. A usual unary RPC
+makes only this object, and leaves no reference cycle.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ log = logging.getLogger("stubserve.grpc")
 class Http2Stream(ReceivingStream):
     """A stream that the client has opened, and with it the RPC's handler.
 
-    `on_closed` is told when both sides are closed, which may be at once.
-
-    `widened` is what the client takes beyond its initial window; less than 0 where more of that is used up.
+    `on_closed` is called when both sides are closed, which may be at once. `widened` is what the client takes beyond
+    its initial window; below 0 it has used up part of that window.
     """
 
     __slots__ = (
@@ -65,14 +63,13 @@ class Http2Stream(ReceivingStream):
         super().__init__(endpoint, writer, id, head, method)
         self._on_closed = on_closed
         self._deadline: asyncio.TimerHandle | None = None
-        # The metadata's, where that is more than a little
+        # The share of metadata that are not small
         self._heap_share: HeapShare | None = None
-        # To the client
         self.widened = 0
         encoding = endpoint.encoding
         self._encoding = encoding if encoding is not None and method.infers and encoding in head.accepts else None
         self._outbox: Outbox | None = None
-        # Both ways at an end
+        # Whether both sides are closed
         self.closed = False
         log.debug(REQUEST_LINE, head.path)
         if head.nbytes > FREE_BYTES:
@@ -80,13 +77,13 @@ class Http2Stream(ReceivingStream):
         if head.timeout_s is not None:
             self._deadline = asyncio.get_running_loop().call_later(head.timeout_s, self._expire)
         handler = method.open(self)
-        if not self.closed:  # else it has been refused, and handler and stream know each other
+        if not self.closed:  # else the RPC has been refused, and handler and stream would refer to each other
             self._handler = handler
 
-    # What the connection tells
+    # Called by the connection
 
     def reset_by_client(self) -> None:
-        """The client has cancelled the RPC, or is gone, or broke the protocol."""
+        """The client has cancelled the RPC, has gone, or broke the protocol."""
         self.half_closed = True
         running = self._status is None
         if running:
@@ -98,7 +95,7 @@ class Http2Stream(ReceivingStream):
             handler.on_cancel()
 
     def pump(self) -> None:
-        """Sends what may be sent, and, when nothing is left, the trailers."""
+        """Sends what may be sent, and then, if nothing is left, the trailers."""
         if self.closed or (self._outbox is not None and not self._outbox.pump()):
             return
         if self._status is not None:
@@ -108,10 +105,10 @@ class Http2Stream(ReceivingStream):
             self._writer.send_head(self.id, block, ends=True)
             self._close()
 
-    # What the watches tell
+    # Called by the watches
 
     def give_up(self, error: ServeError) -> None:
-        """Others need the memory that the message at hand holds, or the answer that is not read."""
+        """Other requests need the memory of the current message, or of the answer that is not read."""
         if self.closed:
             return
         log.info("ending an RPC: %s", error.message)
@@ -119,7 +116,7 @@ class Http2Stream(ReceivingStream):
         self._clear_outbox()
         self.fail(error.code.grpc_status, error.message)
 
-    # What the service says
+    # Called by the service
 
     @property
     def peer(self) -> str:
@@ -161,14 +158,14 @@ class Http2Stream(ReceivingStream):
                 self._clear_outbox()
             self.pump()
 
-    # What the outbox tells
+    # Called by the outbox
 
     def writable(self) -> None:
         if self._handler is not None and self._status is None:
             self._handler.on_writable()
 
     def fail(self, status: int, text: str) -> None:
-        """The RPC ends in an error, although all may have been said already."""
+        """Ends the RPC with an error, even after its last message."""
         if self._status is None:
             self._cut_off(status, text)
         else:
@@ -184,7 +181,7 @@ class Http2Stream(ReceivingStream):
         self._cut_off(DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def _cut_off(self, status: int, message: str) -> None:
-        """Ends the RPC although its handler has not. The status first: a cancelled request may answer at once."""
+        """Ends the RPC although its handler has not. Sets the status first: a cancelled request may answer at once."""
         handler = self._handler
         if self._status is None:
             self._drop_jobs()
@@ -193,7 +190,7 @@ class Http2Stream(ReceivingStream):
                 handler.on_cancel()
 
     def _close(self) -> None:
-        """Our side is closed, and so is the client's from here on."""
+        """Our side is closed, and the client's side with it."""
         if not self.half_closed:
             self._writer.write(frames.rst_stream(self.id, frames.NO_ERROR))
         self.closed = True
@@ -205,7 +202,7 @@ class Http2Stream(ReceivingStream):
         if self._outbox is not None or self._prepared is not None:
             self._clear_outbox()
             self._drop_jobs()
-            # What knows the stream is not known by it any more.
+            # The stream drops the objects that refer to it.
             self._outbox = self._prepared = None
         if self._deadline is not None:
             self._deadline.cancel()
@@ -225,7 +222,7 @@ class Http2Stream(ReceivingStream):
             self._prepared.drop()
 
     def _count_metadata(self) -> None:
-        """Tells the heap's account. Raises nothing: where there is no memory for it the RPC ends."""
+        """Counts the metadata in the heap's account. Raises nothing: if memory is short the RPC ends."""
         self._heap_share = self._endpoint.server.heap.share()
         try:
             self._heap_share.add(self._head.nbytes)

@@ -2,8 +2,8 @@
 
 Guarantees:
 - everything that one turn of the event loop makes to be sent leaves in one write;
-- DATA keeps to the client's windows and frame size and waits while its socket is full; streams that have to wait are
-  pumped again when one of these changes;
+- DATA keeps to the client's windows and frame size, and waits while the socket is full; when one of these changes the
+  streams that wait are pumped again;
 - a small unary answer, with its headers and trailers, is put together in one step.
 """
 
@@ -22,23 +22,22 @@ from stubserve.grpc.http2.frames import ConnectionFault
 from stubserve.grpc.http2.heads import OPENING, trailers
 from stubserve.grpc.transport import OK
 
-# Longer answers are not put together with their frames' heads, but sent from where they lie.
+# Longer answers are not joined with the heads of their frames, but sent from where they lie.
 MAX_WHOLE_BYTES = 64 * 1024
 
-# What may leave in one turn of the event loop: putting a very large answer into frames takes its time, too.
+# The most that leaves in one turn of the event loop: putting a very large answer into frames takes time, too.
 _TURN_BYTES = 8 << 20
-# One system call costs more than copying so much.
+# One system call costs more than copying this much.
 _JOINED_BYTES = 256 * 1024
 # HPACK's change of the table's size to 0
 _NO_TABLE = b"\x20"
 _END = frames.END_HEADERS | frames.END_STREAM
-# What ends every plain unary answer.
+# The end of every plain unary answer
 _CLOSING = trailers(OK, "")
 
 
 class FrameWriter:
-    """The writer of one connection. `stream_window` is how many bytes the client takes on a stream before it has
-    widened its window, `paused` says that the socket is full."""
+    """The writer of one connection. `stream_window` is a stream's initial window; `paused`: the socket is full."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -47,21 +46,19 @@ class FrameWriter:
         self._flush_is_due = False
         self._lost = False
         self._sends_large = False
-        # Of DATA in this turn
+        # Bytes of DATA in this turn
         self._turn_bytes = 0
-        # What the client takes
+        # The client's limits
         self._window = frames.DEFAULT_WINDOW
         self._max_frame = frames.DEFAULT_FRAME_SIZE
         self.stream_window = frames.DEFAULT_WINDOW
         self.paused = False
-        # What the next header block has to begin with
+        # The beginning of the next header block
         self._before_block = b""
         self._pump_is_due = False
-        # What pumps the streams that have more to send than it takes, by their identifiers, the longest waiting first.
-        # A stream that waits for a window of its own is not among them: each of a client's window updates must cost no
-        # more than what it lets through.
+        # What pumps the streams that wait for the connection, by their identifiers, the longest waiting first. A stream
+        # that waits for its own window is not among them: a window update must cost no more than what it lets through.
         self.waiting: OrderedDict[int, Callable[[], object]] = OrderedDict()
-        # Bytes of DATA so far
         self.data_bytes = 0
         self._peer: str | None = None
 
@@ -73,7 +70,7 @@ class FrameWriter:
         return self._peer
 
     def write(self, *pieces: bytes | memoryview) -> None:
-        """Puts bytes into what leaves at the end of this turn of the event loop."""
+        """Adds bytes to the write at the end of this turn of the event loop."""
         self._out += pieces
         if not self._flush_is_due:
             self._flush_is_due = True
@@ -112,11 +109,11 @@ class FrameWriter:
     # For streams
 
     def room(self) -> int:
-        """How many bytes the next DATA frame may have, as far as the connection decides it."""
+        """The most bytes for the next DATA frame, as far as the connection decides it."""
         return 0 if self.paused or self._turn_bytes >= _TURN_BYTES else min(self._window, self._max_frame)
 
     def send_head(self, stream: int, block: bytes, ends: bool = False) -> None:
-        """Headers or trailers."""
+        """Sends headers or trailers."""
         block, self._before_block = self._before_block + block, b""
         self.write(frames.frame(frames.HEADERS, _END if ends else frames.END_HEADERS, stream, block))
 
@@ -127,10 +124,7 @@ class FrameWriter:
         self.write(frames.data_head(length, stream), *pieces)
 
     def send_whole(self, id: int, widened: int, size: int, parts: Sequence[bytes | memoryview]) -> bool:
-        """Sends a unary RPC's whole answer, if nothing stands against sending it in one frame.
-
-        The stream's window is `widened` by so much.
-        """
+        """Sends a unary RPC's whole answer, if it can go in one frame now; `widened` is that of the stream."""
         length = size + 5
         limit = min(self._max_frame, MAX_WHOLE_BYTES, self._window, self.stream_window + widened)
         if length > limit or self.paused or self._before_block:
@@ -145,7 +139,7 @@ class FrameWriter:
         )
         return True
 
-    # What the client takes
+    # The client's limits
 
     def pause(self) -> None:
         """The socket is full."""
@@ -156,7 +150,7 @@ class FrameWriter:
         self._pump()
 
     def widen(self, increment: int) -> None:
-        """The client takes so many bytes more on the connection. Raises ConnectionFault."""
+        """The client takes `increment` bytes more on the connection. Raises ConnectionFault."""
         self._window += increment
         if self._window > frames.MAX_WINDOW:
             raise ConnectionFault(frames.FLOW_CONTROL_ERROR, "the connection's window is too large")
@@ -180,11 +174,11 @@ class FrameWriter:
                     raise ConnectionFault(frames.PROTOCOL_ERROR, f"a maximum frame size of {value}")
                 self._max_frame = value
             elif setting == frames.HEADER_TABLE_SIZE and value < TABLE_BYTES:
-                # We use no table, but have to say that it is no larger than this.
+                # We use no table, but have to announce that it is no larger than this.
                 self._before_block = _NO_TABLE
         self.write(frames.frame(frames.SETTINGS, frames.ACK, 0))
         if window > self.stream_window and not self._pump_is_due:
-            # Once for all settings that one turn brings: this costs a step per stream.
+            # Once for all settings of one turn: this costs a step per stream.
             self._pump_is_due = True
             self._loop.call_soon(self._pump_all, pump_all)
         self.stream_window = window

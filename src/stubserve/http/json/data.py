@@ -1,8 +1,8 @@
 """The `data` field of a JSON input as the bytes of a tensor.
 
 `data` may be nested in any way; only the order of the elements counts. The whole list is converted at once, after one
-look at which types occur in it: about 50 ns per number. Where anything is wrong, the elements are walked again one by
-one, so that the error is upstream's: the first fault in their order.
+look at which types occur in it: about 50 ns per number. If anything is wrong, the elements are read again one by one,
+so that the error is upstream's: that of the first faulty element.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ MAX_DEPTH = 100
 
 _SHAPE_TEXT = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 
-# By type number, the format with which struct reads an element, and of numbers takes what upstream takes, or fails.
-# Python's own "f" makes what is beyond a float infinite, as upstream does.
+# By type number, struct's format for an element. With numbers struct accepts what upstream accepts, or fails. The array
+# module's "f" turns numbers beyond a float into infinity, as upstream does.
 FORMATS = {1: "?", 2: "B", 3: "H", 4: "I", 5: "Q", 6: "b", 7: "h", 8: "i", 9: "q", 11: "f", 12: "d"}
 _UNSIGNED = frozenset((2, 3, 4, 5))
 _SIGNED = frozenset((6, 7, 8, 9))
 _FLOATS = frozenset((11, 12))
-# How many lists inside lists of numbers `read_plain` takes apart; more are rare.
+# How deep `read_plain` takes lists inside lists of numbers apart; deeper ones are rare.
 _NESTING = 4
 _read_bools = msgspec.json.Decoder(list[bool]).decode
 
 
 def read_plain(datatype: int, text: bytes, elements: int) -> bytes | None:
-    """The bytes of `elements` numbers or booleans of type number `datatype`, out of the text of a list of them.
+    """The bytes of `elements` numbers or booleans of type number `datatype`, from the text of a list of them.
 
-    None where they are not so many of the right kind, or lie in lists inside of the list otherwise than numbers may.
+    None if the list has another number or kind of elements, or is nested more deeply or less evenly than `_flat` reads.
     """
     try:
         if datatype == BOOL:
             values = _read_bools(text)
             return bytes(values) if len(values) == elements else None
         if datatype in FORMATS:
-            # struct takes a boolean for a number. Numbers have none of these letters.
+            # struct packs a boolean as a number. Numbers have none of these letters.
             if b"u" in text or b"s" in text:
                 return None
             numbers = orjson.loads(text)
@@ -72,7 +72,7 @@ def read_plain(datatype: int, text: bytes, elements: int) -> bytes | None:
 
 
 def read_strings(text: bytes, elements: int) -> list[bytes] | None:
-    """As `read_plain`, the elements of a list of strings."""
+    """As `read_plain`, for a list of strings: its elements."""
     try:
         texts = orjson.loads(text)
         if type(texts) is not list or len(texts) != elements:
@@ -84,12 +84,12 @@ def read_strings(text: bytes, elements: int) -> list[bytes] | None:
 
 @lru_cache(maxsize=2048)
 def layout(datatype: int, elements: int) -> struct.Struct:
-    """So many elements of a type, by its number, as bytes."""
+    """The struct that packs `elements` elements of a type, by its number."""
     return struct.Struct(f"{elements}{FORMATS[datatype]}")
 
 
 def _flat(values: list[Any]) -> list[Any]:
-    """The elements of a list of lists of one depth. Raises TypeError or IndexError for most others."""
+    """The elements of a list of lists of one depth. Raises TypeError or IndexError for most other lists."""
     for _ in range(_NESTING):
         values = list(chain.from_iterable(values))
         if type(values[0]) is not list:
@@ -100,7 +100,7 @@ def _flat(values: list[Any]) -> list[Any]:
 def read(name: str, datatype: int, data: list[Any], elements: int) -> bytes:
     """The bytes of `elements` elements of type number `datatype` for input `name`. Raises ServeError.
 
-    For BYTES the number of strings is not checked: upstream leaves that to the checks after it.
+    For BYTES the number of strings is not checked here: upstream leaves that to later checks.
     """
     if datatype in (FP16, BF16):
         raise invalid(
@@ -118,7 +118,7 @@ def read(name: str, datatype: int, data: list[Any], elements: int) -> bytes:
         if datatype == BOOL:
             return bytes(flat)
         if datatype in _FLOATS:
-            # What is beyond a float becomes infinite, as in upstream.
+            # Numbers beyond a float become infinite, as in upstream.
             return array(FORMATS[datatype], flat).tobytes()
         wide = array("Q" if datatype in _UNSIGNED else "q", flat)
     except OverflowError:
@@ -135,7 +135,7 @@ def _accepted(datatype: int) -> frozenset[type]:
 
 
 def _flatten(data: list[Any]) -> tuple[list[Any], set[type]]:
-    """The elements in their order, and which types they have."""
+    """The elements in their order, and the set of their types."""
     flat = data
     kinds = set(map(type, flat))
     depth = 1
@@ -153,7 +153,7 @@ def _flatten(data: list[Any]) -> tuple[list[Any], set[type]]:
 
 
 def _collect(data: list[Any], depth: int, elements: list[Any]) -> None:
-    """The slow way, for lists beside elements."""
+    """The slow way, for lists in which elements and lists stand side by side."""
     if depth >= MAX_DEPTH:
         raise invalid(NESTING_TEXT)
     for item in data:
@@ -169,7 +169,7 @@ def _strings(flat: list[Any], kinds: set[type]) -> bytes:
     try:
         elements = list(map(str.encode, flat))
     except UnicodeEncodeError:
-        # Bytes that are not UTF-8; they pass as they came.
+        # Bytes that are not UTF-8 pass as they came.
         elements = [text.encode("utf-8", "surrogateescape") for text in flat]
     return strings.join(elements)
 

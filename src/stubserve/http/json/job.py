@@ -1,7 +1,7 @@
 """Orders to the process that reads large JSON, and its answers: plain values, in msgpack.
 
-Neither side hands over the server's own objects: the process needs little of what they know. And not in a pickle, which
-can have the server run anything: the process is the one that foreign bytes come to first.
+The server's own objects stay out of them, because the process needs little of their content. And not pickle: a pickle
+can make the server run any code, and the process is the first to read foreign bytes.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature, TensorSignature
 from stubserve.inference.tensor import Tensor
 
-# Lengths of what follows: a part in msgpack, and bytes
+# Two lengths: of the part in msgpack, and of the bytes behind it
 HEAD = struct.Struct("<QQ")
 INFER, GENERATE = "infer", "generate"
-# In place of the offset of a tensor in its client's shared memory
+# Stands for the offset of a tensor that lies in its client's shared memory
 IN_REGION = -2
 
 
 def pack(value: Any) -> bytes:
-    """Of plain values. What JSON can say and UTF-8 cannot (halves of surrogate pairs) stays as it is."""
+    """Packs plain values. Halves of surrogate pairs, which JSON allows and UTF-8 does not, stay as they are."""
     packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
     return packed
 
 
 def unpack(packed: bytes | bytearray) -> Any:
-    """What was packed, with tuples for all sequences."""
+    """The packed value, with tuples for all sequences."""
     return msgpack.unpackb(packed, use_list=False, unicode_errors="surrogatepass", strict_map_key=False)
 
 
 class Accepted(NamedTuple):
-    """What a model accepts, as far as those who read requests have to know (`signature.Accepts`)."""
+    """What a model accepts, as far as a reader of requests has to know (`signature.Accepts`)."""
 
     model: str
     inputs: dict[str, TensorSignature]
@@ -45,7 +45,7 @@ class Accepted(NamedTuple):
 
 
 def pack_signature(signature: Signature) -> tuple[Any, ...]:
-    """What is needed to read requests to a model."""
+    """What the process needs to read requests to a model."""
     inputs = [(known.name, known.datatype, known.dims) for known in signature.inputs.values()]
     return signature.model, inputs, signature.max_batch_size
 
@@ -58,9 +58,9 @@ def unpack_signature(packed: tuple[Any, ...]) -> Accepted:
 def pack_request(
     request: Request, reply_format: ReplyFormat | None, regions: Sequence[tuple[str, int, int]] = ()
 ) -> tuple[Any, ...]:
-    """What a request says; tensors that are not small are told of by where their bytes are.
+    """What a request says. A large tensor is described by the place of its bytes.
 
-    `regions` says in order which pieces of shared memory those inputs are that lie there.
+    `regions` are, in order, the pieces of shared memory of those inputs that lie in a region.
     """
     tensors = [
         (tensor.name, tensor.datatype, tensor.shape, tensor.data, tensor.offset, tensor.nbytes, tensor.strings)
@@ -70,9 +70,9 @@ def pack_request(
 
 
 class Read(NamedTuple):
-    """What the process has read: what makes a request when its inputs have been placed, and how to reply.
+    """The process's answer: a request whose inputs are still to be placed, and how to reply.
 
-    `reply_format` is None but where the job was to infer; `regions` are as they were packed.
+    `reply_format` is None unless the job was to infer; `regions` are as they were packed.
     """
 
     inputs: list[Tensor]

@@ -1,12 +1,12 @@
-"""Large JSON is read by a process of its own.
+"""A process of its own reads large JSON.
 
-orjson holds the interpreter's lock while it reads: 64 MiB of numbers would be more than a second in which the server
-answers nobody, and take half a gigabyte of its memory. In a thread it would be the same, and a document cannot be read
-in pieces without a parser of our own. So the text goes to a worker (`worker`), and back come the request and the
-bytes of its tensors, which are received into the arena.
+orjson holds the interpreter's lock while it reads: for 64 MiB of numbers the server would answer nobody for more than a
+second, and need half a gigabyte of memory. A thread would not help, and reading a document in pieces needs a parser of
+our own. So the text goes to a worker (`worker`). Back come the request and the bytes of its tensors, which are received
+into the arena.
 
-The worker is started for the first large document and ended when there was none for IDLE_S. It reads one at a time.
-What it cannot survive costs the request at hand, and the next one has a new worker.
+The worker starts with the first large document and ends when there was none for IDLE_S. It reads one at a time. If a
+document kills the worker, only that request fails, and the next one gets a new worker.
 
 Costs: about 1 ms, and two copies through a socket; measured in docs/performance.md.
 """
@@ -37,7 +37,7 @@ IDLE_S = 60.0
 
 
 class JsonProcess:
-    """The worker, as the event loop sees it. `allocate` gives blocks of the arena; it raises ServeError."""
+    """The worker, for the event loop. `allocate` gives blocks of the arena; it raises ServeError."""
 
     def __init__(self, allocate: Callable[[int], Block]) -> None:
         self._allocate = allocate
@@ -49,7 +49,7 @@ class JsonProcess:
     async def read_infer(
         self, text: memoryview, signature: Signature, placer: BodyPlacer, max_input_size: int, holds: Block | None
     ) -> tuple[Request, ReplyFormat]:
-        """As `infer_json.decode_json`. `holds` is the block that the text lies in. Raises ServeError."""
+        """As `infer_json.decode_json`. `holds` is the block in which the text lies. Raises ServeError."""
         job = (INFER, pack_signature(signature), placer.size, max_input_size)
         request, reply_format = await self._read(job, text, placer, holds)
         return request, reply_format
@@ -78,7 +78,7 @@ class JsonProcess:
         await self._lock.acquire()
         if holds is not None:
             holds.hold()
-        # Once begun, an exchange goes on to its end whoever has gone meanwhile, or the worker would be out of step.
+        # Once begun, an exchange is finished even if its client has gone: the worker must not get out of step.
         exchange = asyncio.ensure_future(self._exchange(job, text))
         exchange.add_done_callback(lambda _: self._lock.release())
         if holds is not None:
@@ -89,10 +89,10 @@ class JsonProcess:
             exchange.add_done_callback(_discard)
             raise
         finally:
-            # A refusal knows this frame, which must not know the refusal: the circle would keep the text of the request
-            # until the garbage collector comes by, counted by nobody.
+            # A refusal refers to this frame, so the frame must not refer to the refusal. The circle would keep the
+            # request's text until the garbage collector runs, and no account would count that memory.
             del exchange
-        # What it left where it was is placed here: it knows no memory.
+        # The worker has no memory of the server, so tensors that it left in their place are placed here.
         inputs, slots, reply_format = read.inputs, None, read.reply_format
         try:
             pieces = iter(read.regions)
@@ -111,7 +111,7 @@ class JsonProcess:
         return Request(inputs, read.id, read.options, read.requested_outputs, regions), reply_format
 
     async def _exchange(self, job: tuple[Any, ...], text: memoryview) -> Read:
-        """Has the worker read a text, which nobody else may do meanwhile."""
+        """Has the worker read a text. The caller holds the lock."""
         loop = asyncio.get_running_loop()
         if self._idle is not None:
             self._idle.cancel()
@@ -142,7 +142,7 @@ class JsonProcess:
     async def _receive_tensors(
         self, loop: asyncio.AbstractEventLoop, connection: socket.socket, tensors: list[Tensor], left: int
     ) -> None:
-        """Receives what is new in the tensors into the arena. Raises ServeError when there is no room."""
+        """Receives the tensors' new bytes into the arena. Raises ServeError if memory is short."""
         for tensor in tensors:
             if tensor.data is not None or tensor.offset >= 0 or tensor.offset == IN_REGION:
                 continue
@@ -157,7 +157,7 @@ class JsonProcess:
             left -= tensor.nbytes
 
     def _connection(self) -> socket.socket:
-        """The worker's socket; starts it where there is none."""
+        """The worker's socket; starts the worker if there is none."""
         if self._socket is not None and self._process is not None and self._process.poll() is None:
             return self._socket
         self.close()
@@ -194,11 +194,11 @@ async def _skip(loop: asyncio.AbstractEventLoop, connection: socket.socket, left
 
 
 def _placed(slot: Slot, placer: BodyPlacer) -> Slot:
-    """A slot as the worker has read it, with the region that it names. Raises ServeError."""
+    """A slot that the worker has read, with the region that it names. Raises ServeError."""
     return slot if slot.region is None else slot._replace(region=placer.output_in_region(*cast(Any, slot.region)))
 
 
 def _discard(exchange: asyncio.Future[Read]) -> None:
-    """Nobody waits for its result any longer."""
+    """For an exchange whose caller has gone: drops its result."""
     with contextlib.suppress(ServeError):
         drop_blocks(exchange.result().inputs)

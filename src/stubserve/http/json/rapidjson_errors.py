@@ -1,16 +1,15 @@
 """JSON as upstream reads it, for the documents that orjson refuses.
 
-Upstream parses with rapidjson, which takes more than the standard allows (NaN, Inf, Infinity, bytes that are not UTF-8,
-a lone low surrogate, a NUL as the end) and describes an error in its own words, with the byte offset where it stood.
-Clients match on those words. So when orjson fails, this scanner reads the document again, either to accept it after all
-or to say what rapidjson would have said.
+Upstream parses with rapidjson, which accepts more than the standard allows (NaN, Inf, Infinity, bytes that are not
+UTF-8, a lone low surrogate, a NUL as the end). It describes errors in its own words, with a byte offset, and clients
+match on those words. So when orjson fails, this scanner reads the document again, either to accept it after all or to
+give rapidjson's error.
 
-It is plain Python, about 1 µs per value or escaped character, except for runs of numbers, which it gives to a C parser
-in pieces. A document with more than TOKENS of these is refused, so that nobody can keep the event loop busy with
-malformed JSON.
+It is plain Python, about 1 µs per value or escaped character, except for runs of numbers, which a C parser reads in
+pieces. A document with more than TOKENS of these is refused, so that malformed JSON cannot keep the event loop busy.
 
-What it returns: text is str, with bytes that are not UTF-8 as lone surrogates (`encode("utf-8", "surrogateescape")`
-restores them). Of equal names in one object the first counts, because rapidjson looks up the first.
+Text becomes str, with bytes that are not UTF-8 as lone surrogates (`encode("utf-8", "surrogateescape")` restores them).
+Of equal names in one object the first counts, because rapidjson looks up the first.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ _LITERALS = {ord("t"): (b"true", True), ord("f"): (b"false", False), ord("n"): (
 
 
 def parse(text: bytes) -> Any:
-    """The document's value, or the error that upstream answers it with.
+    """The document's value. Raises ServeError for a document that is malformed, nested too deep, or takes too long.
 
-    Raises ServeError (INTERNAL) "failed to parse the request JSON buffer: <reason> at <offset>", or (INVALID_ARG) for
-    a document that is nested too deep or takes too long.
+    The error of a malformed document is upstream's: INTERNAL, "failed to parse the request JSON buffer: <reason> at
+    <offset>". The others are INVALID_ARG.
     """
     return _Scanner(text).document()
 
@@ -54,7 +53,7 @@ class _Scanner:
         self._end = len(text)
         self._at = 3 if text.startswith(b"\xef\xbb\xbf") else 0
         self._left = TOKENS
-        # Up to here numbers are read one by one, because a piece of them could not be read at once.
+        # Up to here numbers are read one by one, because the C parser could not read a piece of them.
         self._no_run_before = 0
 
     def document(self) -> Any:
@@ -68,7 +67,7 @@ class _Scanner:
         return value
 
     def _peek(self) -> int:
-        """The next byte, 0 at the end: rapidjson takes a NUL for the end as well."""
+        """The next byte; 0 at the end, because rapidjson takes a NUL for the end as well."""
         return self._text[self._at] if self._at < self._end else 0
 
     def _skip_space(self) -> None:
@@ -150,7 +149,7 @@ class _Scanner:
             self._skip_space()
 
     def _numbers(self, elements: list[Any]) -> bool:
-        """Takes a run of numbers with the comma behind it; False if none begins here or something in it is wrong."""
+        """Takes a run of numbers with the comma behind it. False if no run begins here or something in it is wrong."""
         if self._at < self._no_run_before:
             return False
         run = _NUMBER_RUN.match(self._text, self._at, self._at + _RUN_BYTES)
@@ -225,7 +224,7 @@ class _Scanner:
         return value
 
     def _check_number_end(self, start: int) -> None:
-        """Complains about a point or an exponent without digits, which the pattern left standing."""
+        """Raises for a point or an exponent without digits, which the pattern does not match."""
         whole = _NUMBER_HEAD.match(self._text, start).end()  # type: ignore[union-attr]
         following = self._peek()
         if following == 0x2E and self._at == whole:
@@ -258,7 +257,7 @@ class _Scanner:
 
 
 def _plain_numbers(piece: bytes) -> list[int | float] | None:
-    """The numbers of an array of nothing else; None where not all of them are as json has them, or fit a double."""
+    """The numbers in an array of numbers; None if json would read one otherwise, or one does not fit a double."""
     try:
         values: list[int | float] = orjson.loads(piece)
     except orjson.JSONDecodeError:

@@ -1,7 +1,7 @@
-"""Writing JSON the way rapidjson writes it: its escapes, and its way with floating-point numbers.
+"""Writing JSON the way rapidjson writes it: its escapes, and its form of floating-point numbers.
 
-Numbers have the fewest digits that read back as the same double, and of those the closest. rapidjson's last digit is
-another one in about one number of a hundred: it takes a shortcut there that costs the closest, never the value.
+Numbers have the fewest digits that read back as the same double, and of those the closest. In about one number of a
+hundred rapidjson writes another last digit: its shortcut misses the closest digits, but never changes the value.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import orjson
 
 from stubserve.errors import unsupported
 
-# What upstream says of a response's parameter that is bytes.
+# Upstream's error for a parameter of a response that is bytes
 BYTES_PARAMETER = "Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported"
 
-# From so many bytes on numpy is quicker to find out that there are no control characters.
+# From so many bytes on numpy finds out more quickly that there are no control characters.
 _LONG = 1024
 
 _SPECIAL = re.compile(rb'["\\\x00-\x1f]')
-# What hardly any text has of that, but for the NUL
+# The control characters that hardly any text has, without the NUL
 _RARE = bytes(set(range(1, 0x20)) - set(b"\n\r\t"))
 _ESCAPED = {
     **{bytes((code,)): b"\\u%04X" % code for code in range(0x20)},
@@ -36,19 +36,19 @@ _ESCAPED = {
     b"\t": b"\\t",
 }
 
-# Up to so many numbers are faster as Python's own.
+# Up to this count Python's own numbers are faster.
 _FEW = 32
 
 
 def string(text: str) -> bytes:
-    """A text in quotes; what came in as bytes that are not UTF-8 goes out as those bytes."""
+    """A text in quotes; bytes that came in without being UTF-8 go out as those bytes."""
     if text.isprintable() and '"' not in text and "\\" not in text:
         return b'"%b"' % text.encode()
     return quoted(text.encode("utf-8", "surrogateescape"))
 
 
 def quoted(text: bytes) -> bytes:
-    """Bytes in quotes: quotes, backslashes and control characters are escaped, everything else is left as it is."""
+    """Bytes in quotes: quotes, backslashes and control characters are escaped, all else stays as it is."""
     if _SPECIAL.search(text) is None:
         return b'"%b"' % text
     return b'"%b"' % _SPECIAL.sub(lambda found: _ESCAPED[found[0]], text)
@@ -58,7 +58,7 @@ def strings(elements: Sequence[bytes]) -> bytes:
     """An array of strings."""
     if not elements:
         return b"[]"
-    # All at once, with NULs between them where they have none of their own.
+    # All at once, joined with NULs, if no string contains a NUL.
     whole = b"\0".join(elements)
     between = len(elements) - 1
     plain = len(whole) >= _LONG and np.count_nonzero(np.frombuffer(whole, np.uint8) < 0x20) == between
@@ -73,9 +73,9 @@ def strings(elements: Sequence[bytes]) -> bytes:
 def floats(values: np.ndarray[Any, Any] | tuple[float, ...]) -> bytes:
     """An array of numbers, each the shortest that reads back as the same double, always with a point or an exponent.
 
-    `values` are doubles: Python's own, or an array of one dimension and without gaps.
+    `values` are doubles: Python's own, or a one-dimensional array without gaps.
     """
-    # orjson differs from rapidjson in exponents and in what is not finite, and writes an e or null for those only.
+    # orjson differs from rapidjson in exponents and non-finite numbers, and only those have an e or a null.
     text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"e" not in text and b"n" not in text:
         return text
@@ -83,7 +83,7 @@ def floats(values: np.ndarray[Any, Any] | tuple[float, ...]) -> bytes:
 
 
 def integers(values: np.ndarray[Any, Any]) -> bytes:
-    """An array of whole numbers, of any of numpy's integer types, in one dimension, wherever in memory it begins."""
+    """An array of whole numbers; `values` has one dimension and any integer type of numpy, and need not be aligned."""
     if values.size <= _FEW:
         return orjson.dumps(values.tolist())
     values = np.require(values, requirements="A")
@@ -91,7 +91,7 @@ def integers(values: np.ndarray[Any, Any]) -> bytes:
 
 
 def double(value: float) -> bytes:
-    """One number: with an exponent only where there would be more than 21 digits or six zeros after the point."""
+    """One number, with an exponent only if it would otherwise have over 21 digits or six zeros after the point."""
     if not math.isfinite(value):
         return b"NaN" if math.isnan(value) else b"Infinity" if value > 0 else b"-Infinity"
     mantissa, _, exponent = repr(value).partition("e")

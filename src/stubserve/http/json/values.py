@@ -1,6 +1,6 @@
-"""Reading JSON values the way upstream does: by kind, with its texts where the kind is wrong.
+"""Reads JSON values the way upstream does: by kind, with upstream's error where the kind is wrong.
 
-`UNSET` stands for a member that is not there; JSON's null is a value like any other.
+`UNSET` stands for a missing member. JSON's null is a value like any other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stubserve.http.json import rapidjson_errors
 
 UNSET: Final = object()
 
-# What every escaped colon begins with
+# The beginning of every escaped colon
 ESCAPED_COLON = b"\\u003"
 
 _UINT64_MAX = (1 << 64) - 1
@@ -30,7 +30,7 @@ def parse_json(text: bytes) -> Any:
     except orjson.JSONDecodeError:
         return rapidjson_errors.parse(text)
     try:
-        # Where a name occurs twice orjson keeps the last and does not tell; but its colon is there to be counted.
+        # If a name occurs twice, orjson silently keeps the last. But both colons are there to be counted.
         members = _members(document)
         colons = text.count(b":")
         if members == colons or (ESCAPED_COLON not in text and members == colons - _colons_in_strings(document)):
@@ -41,7 +41,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def _members(value: Any) -> int:
-    """How many names the objects of a document have; tensors' data is taken to have none."""
+    """How many names the objects of a document have; tensors' data is not searched."""
     count = 0
     if type(value) is dict:
         count = len(value)
@@ -71,7 +71,7 @@ def _colons_in_strings(value: Any) -> int:
 
 
 class WithRepeated(dict[str, Any]):
-    """An object in which names occurred more than once: the first of each counts, and `repeated` are those names."""
+    """An object in which names occur more than once, the `repeated` names. The first of each counts."""
 
     __slots__ = ("repeated",)
 
@@ -94,7 +94,7 @@ def repeated_names(value: Any) -> frozenset[str]:
 
 
 def find(value: Any, name: str) -> Any:
-    """A member, or UNSET; a value that is no object has no members."""
+    """A member, or UNSET; a value that is not an object has no members."""
     return value.get(name, UNSET) if isinstance(value, dict) else UNSET
 
 
@@ -131,7 +131,7 @@ def is_int(value: Any) -> bool:
 
 
 def wrong(value: Any, what: str, kind: str, access: str, verb: str = "parse") -> ServeError:
-    """The error for member `what` that is missing or not of kind `kind`."""
+    """The error for a member named `what` that is missing or is not of this `kind`."""
     if value is UNSET:
         return internal(f"Unable to {verb} '{what}': attempt to access non-existing object member '{what}'")
     return internal(f"Unable to {verb} '{what}': attempt to access JSON non-{kind} as {access}")

@@ -1,8 +1,7 @@
 """The process that reads large JSON for the server: `python -m stubserve.http.json.worker FD`.
 
-It reads one job after the other from a socket and answers each, until the socket ends; see `process`. It knows
-nothing of models but what a job says. A request that says too much beside its tensors is refused here, before anybody
-has to wait for all of it.
+It reads one job after the other from a socket and answers each, until the socket ends; see `process`. Of a model it
+knows only what the job says. It refuses a request with too much text beside its tensors before it sends any answer.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from stubserve.memory.heap_account import MAX_WORDS_BYTES, WORDS_TEXT
 from stubserve.memory.regions import RegionPlace
 
 _PR_SET_PDEATHSIG = 1
-# It gets a tenth of a core that others want as well, and all of one else.
+# The worker gets a tenth of a core that others want as well, and all of an idle core.
 _NICE = 10
 
 
 class Recorder:
-    """Stands for a placer: says of each tensor where its bytes are, and keeps those that are new in `data`."""
+    """Stands for a placer: records for each tensor where its bytes are, and keeps new bytes in `data`."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.data: list[bytes | memoryview] = []
-        # Of inputs in clients' shared memory, in order: region, offset, size
+        # The region, offset and size of each input in clients' shared memory, in order
         self.regions: list[tuple[str, int, int]] = []
 
     def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
@@ -57,7 +56,7 @@ class Recorder:
         return Tensor(name, datatype, shape, None, None, IN_REGION, 0)
 
     def output_in_region(self, region: str, offset: int, nbytes: int) -> RegionPlace:
-        # The server knows which regions there are.
+        # Only the server knows which regions there are, and puts the real place in.
         return cast(RegionPlace, (region, offset, nbytes))
 
     def undo(self) -> None:
@@ -65,7 +64,7 @@ class Recorder:
 
 
 def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes | memoryview]]:
-    """What a job's JSON says, to be packed, and the bytes of its large tensors. Raises ServeError."""
+    """What a job's JSON says, ready to be packed, and the bytes of its large tensors. Raises ServeError."""
     kind, signature, size, max_input_size = job
     accepted = unpack_signature(signature)
     recorder = Recorder(size)
@@ -76,13 +75,13 @@ def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes | memoryvie
 
 
 def main(descriptor: int) -> None:
-    # The server's end, however it comes, is the end of the socket; and of a job that takes long, too.
+    # The socket ends with the server, and so does the worker. During a long job the signal ends it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # Where there are fewer cores than work, whoever answers small requests goes first.
+    # If there is more work than cores, answers to small requests go first.
     os.nice(_NICE)
-    # When memory runs out: a large document takes ten times its size for a moment, here rather than in the server.
+    # A large document takes ten times its size for a moment. If memory runs out, the kernel ends this process first.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
     close_process()
@@ -104,7 +103,7 @@ def main(descriptor: int) -> None:
             del text
             packed = pack(answer)
             if len(packed) > MAX_WORDS_BYTES:
-                # It may also be a refusal that quotes it.
+                # The answer may also be a refusal that quotes the document.
                 packed = pack((Code.INVALID_ARG, WORDS_TEXT))
                 data = []
             connection.sendall(HEAD.pack(len(packed), sum(map(len, data))) + packed)
@@ -113,7 +112,7 @@ def main(descriptor: int) -> None:
 
 
 def receive(connection: socket.socket, size: int) -> bytearray:
-    """So many bytes; none at the end."""
+    """The next `size` bytes; none at the end."""
     data = bytearray(size)
     view = memoryview(data)
     done = 0

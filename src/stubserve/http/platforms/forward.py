@@ -1,7 +1,7 @@
-"""What platforms of clouds send, as requests of the usual routes: another path, and a header under another name.
+"""Requests of cloud platforms as requests of the usual routes: another path, and a header under another name.
 
-The length of the JSON in front of binary tensors, which clients of Triton write into `Inference-Header-Content-Length`,
-travels in the content type here, both ways: `<type>;json-header-size=<n>`.
+Clients of Triton write the length of the JSON in front of binary tensors into `Inference-Header-Content-Length`. Here
+it travels in the content type, both ways: `<type>;json-header-size=<n>`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _LENGTH = b"inference-header-content-length"
 
 
 class Forward:
-    """Passes requests on to an app, whose binary answers get the content type `binary`, up to the number."""
+    """Passes requests on to an app. Its binary answers get the content type `binary`, to which the length is added."""
 
     def __init__(self, app: ASGIApp, binary: str) -> None:
         self._app = app
         self._binary = binary.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, path: str, method: str) -> None:
-        """The request as one for `path`. An app that knows no such path is taken to answer 400, without a word."""
+        """Forwards the request to `path`. If the app has no such path the answer is 400, without a body."""
         headers = [(name, value) for name, value in scope["headers"] if name != _LENGTH]
         kind = dict(headers).get(b"content-type", b"")
         if kind.startswith(self._binary):
@@ -65,7 +65,7 @@ class Forward:
 
 
 def _number(text: bytes) -> bytes:
-    """The digits that a text begins with, 0 without any, as upstream reads it."""
+    """The digits that a text begins with; 0 if there are none, as in upstream."""
     digits = text[: len(text) - len(text.lstrip(b"0123456789"))]
     return digits or b"0"
 
@@ -76,7 +76,7 @@ def nothing(status: int) -> Response:
 
 
 def refused(error: ServeError, status: int | None = None) -> Response:
-    """An error, as the usual routes tell it."""
+    """An error in the form of the usual routes."""
     response = error_response(error)
     if status is not None:
         response.status_code = status

@@ -4,9 +4,9 @@
     GET  /models                  POST /models            {"model_name": ..., "url": <folder>}
     GET  /models/<name>           DELETE /models/<name>   POST /models/<name>/invoke
 
-`/invocations` asks the model that SAGEMAKER_TRITON_DEFAULT_MODEL_NAME names. Models that are loaded by these routes lie
-in a folder of a folder that SageMaker has made, and have the name that it gives them. The header
-`X-Amzn-SageMaker-Target-Model` names another model than the path.
+`/invocations` asks the model that SAGEMAKER_TRITON_DEFAULT_MODEL_NAME names. SageMaker makes a folder for each model
+that it loads with these routes, and names the model; the model lies in a folder of that folder. The header
+`X-Amzn-SageMaker-Target-Model` overrides the model of the path.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from stubserve.loading.control import ModelControl
 BINARY = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 DEFAULT_MODEL = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 _TARGET = "X-Amzn-SageMaker-Target-Model"
-# What a load is refused with that memory was not enough for: SageMaker unloads others, then
+# The status for a load that memory was not enough for: SageMaker then unloads other models
 _INSUFFICIENT_STORAGE = 507
 _OUT_OF_MEMORY = ("out of memory", "Failed to allocate", "failed to allocate", "No space left on device", "MemoryError")
 
 
 class SageMaker:
-    """The routes as an app; `app` has the usual ones."""
+    """The routes as an app; `app` serves the usual ones."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class SageMaker:
         self._forward = Forward(app, BINARY)
         self._managed = guarded(self._manage, access, "model-repository")
         self._default = environment.get(DEFAULT_MODEL) or f"unspecified_{DEFAULT_MODEL}"
-        # Name -> url, of models that were loaded here
+        # Name -> url of the models that these routes have loaded
         self._loaded: dict[str, str] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

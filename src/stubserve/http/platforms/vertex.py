@@ -1,7 +1,7 @@
-"""Vertex AI's routes (`--allow-vertex-ai`), as upstream has them: health and predict, where its environment says.
+"""Vertex AI's routes (`--allow-vertex-ai`), as upstream has them: health and predict, at paths from the environment.
 
-A predict request asks the default model. With the header `X-Vertex-Ai-Triton-Redirect: v2/...` it is one for that path
-instead, whatever that does and whichever method it has.
+A predict request asks the default model. With the header `X-Vertex-Ai-Triton-Redirect: v2/...` it is a request for that
+path instead, with the method that the path needs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from stubserve.http.platforms.forward import Forward, nothing, refused
 BINARY = "application/vnd.vertex-ai-triton.binary+json;json-header-size="
 PREDICT_ROUTE, HEALTH_ROUTE = "AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE"
 _REDIRECT = "X-Vertex-Ai-Triton-Redirect"
-# What is asked with POST; settings are changed by what has a body.
+# Paths that need POST. Settings are changed by a request with a body.
 _POSTED = re.compile(r"v2/.*/(infer|generate|generate_stream|index|load|unload|register|unregister)")
 _SETTINGS = re.compile(r"v2/(.*/setting|logging)")
 
 
 class VertexAi:
-    """The routes as an app; `app` has the usual ones, `metrics` those of its port.
+    """The routes as an app; `app` serves the usual ones, `metrics` those of the metrics port.
 
-    Raises ServeError INVALID_ARG if the environment does not say where the routes are to be.
+    Raises ServeError INVALID_ARG if the environment does not name the routes' paths.
     """
 
     def __init__(
