@@ -39,10 +39,7 @@ def incompatible(function: str, signature: str, args: Tuple[Any, ...], kwargs: O
 
 
 def as_text(value: Any) -> Optional[str]:
-    """`value` as text if it is str, bytes or a bytearray, else None.
-
-    Raises UnicodeDecodeError for bytes that are not UTF-8.
-    """
+    """`value` as text if it is str, bytes or a bytearray, else None. Raises UnicodeDecodeError."""
     if isinstance(value, str):
         if type(value) is str and value.isascii():
             return value

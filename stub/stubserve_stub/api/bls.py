@@ -253,7 +253,6 @@ def _refusal(target: Target, request: Request) -> str:
 
 
 def _refused(text: str, decoupled: bool, code: ErrorCode = ErrorCode.INTERNAL) -> Any:
-    """The answer to a request that was not made."""
     failed = ReceivedResponse(error=TritonError(text, code))
     return ResponseIterator._of([failed]) if decoupled else failed
 

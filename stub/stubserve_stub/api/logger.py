@@ -1,8 +1,8 @@
 """`Logger`: a model's lines in the server's log.
 
 Until the stub is connected (while the model is imported, and in `auto_complete_config`) all lines go to stderr, in
-upstream's form. Afterwards they go to the server, with the file and line of the caller; lines that the server would
-drop are dropped here.
+upstream's form. Afterwards they go to the server, with the file and line of the caller, unless the server would drop
+them.
 """
 
 from __future__ import annotations

@@ -18,10 +18,7 @@ from stubserve_stub.api.exceptions import TritonModelException
 
 
 class Questions:
-    """Questions to the server, and the threads that wait for their answers.
-
-    `instance` is what errors name; `tell` sends a control message.
-    """
+    """Asks the server, on the thread that waits. `instance` is what errors name; `tell` sends a control message."""
 
     def __init__(self, instance: str, tell: Callable[..., None]) -> None:
         self._instance = instance

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 class InferenceResponse:
     """Output tensors in the order in which the client gets them, or an error; and parameters.
 
-    Raises TypeError for arguments of the wrong types, TritonModelException for None among the tensors and for unfit
-    parameters.
+    Raises TypeError for wrong types, TritonModelException for None among the tensors and for unfit parameters.
     """
 
     __slots__ = ("__weakref__", "_error", "_output_tensors", "_parameters")
@@ -81,8 +80,7 @@ class InferenceResponse:
         """The response for the wire, an error where its outputs find no memory. Keeps only the outputs in `requested`.
 
         As in upstream, a missing output is no error, and the model loses the other outputs, too. `update` keeps the new
-        states of the request's sequence, `partly` if need be. `in_regions` writes outputs into shared memory of the
-        client.
+        states of the request's sequence, `partly` if need be. `in_regions` writes outputs into the client's regions.
         """
         error = self._error
         if error is not None:

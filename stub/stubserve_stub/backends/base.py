@@ -48,7 +48,7 @@ class InstanceSetup(NamedTuple):
 
 
 class Backend:
-    """One backend in one stub. All functions but `execute` are optional."""
+    """All functions but `execute` are optional."""
 
     host: Host
     # Known after `model_initialize`: whether to call `complete_config`, and which methods of the contract the model has

@@ -61,8 +61,8 @@ class Mistakes(Exception):
 class Gatherer:
     """Runs the requests of one model's batches. With `batches` the first dimension of every tensor is the batch's.
 
-    `ragged` is what the configuration says about ragged batches, or None. `reader` names, in errors, what takes strings
-    only as text.
+    `ragged` is what the configuration says about ragged batches, or None. `reader` names what takes only text, for
+    errors.
     """
 
     def __init__(

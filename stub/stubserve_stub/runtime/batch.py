@@ -151,7 +151,6 @@ class Batch:
         return self._channel.place(buffer)
 
     def free(self, offsets: Sequence[int]) -> None:
-        """Takes back what `place` has given."""
         for room in self._rooms:
             freed = [offset for offset in offsets if offset in room.parts]
             if freed:

@@ -103,7 +103,6 @@ class Calls:
         return call.answers.popleft()
 
     def cancel(self, call: OpenCall) -> None:
-        """Asks the model that was called to stop."""
         self.channel.send(messages.pack_cancel(call.number))
 
     def taken(self, call: OpenCall, count: int, nbytes: int) -> None:

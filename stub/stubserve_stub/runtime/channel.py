@@ -109,10 +109,7 @@ class Channel:
         return self._answers.take(count, self._decode_answer)
 
     def place(self, buffer: Any) -> Place:
-        """The place of a contiguous buffer: in the message itself if it is small. Raises ArenaFull.
-
-        Strings may be a list.
-        """
+        """The place of a contiguous buffer or list of strings: in the message if it is small. Raises ArenaFull."""
         if isinstance(buffer, list):
             if listed_bytes(buffer):
                 return AsList(buffer)

@@ -73,8 +73,7 @@ class Control:
             except OSError as error:
                 self._outbox.clear()
                 if os.getpid() == self._pid:
-                    # The model has closed a descriptor of the stub, or the parent is gone. The stub would wait for
-                    # ever.
+                    # The model has closed this descriptor, or the parent is gone. The stub would wait for ever.
                     print("The line to the server is lost:", error, file=sys.stderr, flush=True)
                     os._exit(1)
 

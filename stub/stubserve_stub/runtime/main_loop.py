@@ -39,8 +39,7 @@ class MainLoop:
         self._channel = host.channel
         self._control = host.control
         self._process = os.getpid()
-        # For cancellations, which arrive on the control thread: the batch that runs, and the cancellations of later
-        # ones
+        # For cancellations, from the control thread: the batch that runs, and cancellations of later ones
         self._cancelling = threading.Lock()
         self._current: Optional[Batch] = None
         self._cancelled: Dict[int, Sequence[int]] = {}

@@ -57,18 +57,14 @@ def usable_cores() -> float:
 
 
 class Patience:
-    """Looks for announcements in the parent's `words`, if these allow it.
-
-    `clock` is CLOCK_MONOTONIC in ns.
-    """
+    """Looks for announcements in the parent's `words`, if these allow it. `clock` is CLOCK_MONOTONIC in ns."""
 
     def __init__(self, words: memoryview, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._words = words
         self._clock = clock
         self._taken = 0
         self._worth_it = usable_cores() >= 2
-        # The length of the last pause, and the beginning of the present one; 0 where there is none, or it is not
-        # measured
+        # The length of the last pause, and the beginning of the present one; 0 for none, or not measured
         self._pause_ns = 0
         self._since_ns = 0
         # How many looks in a row had no success, and how many looks to skip for that

@@ -107,8 +107,7 @@ def _break_off(error: BaseException) -> NoReturn:
 def _leave() -> NoReturn:
     """Ends the process as an interpreter does, but does not wait for threads that the model has left running.
 
-    Functions that models register with atexit or weakref.finalize clean up after them: temporary folders, child
-    processes.
+    What models register with atexit or weakref.finalize cleans up: temporary folders, child processes.
     """
     try:
         atexit._run_exitfuncs()

@@ -1,7 +1,6 @@
 """A limit for onnxruntime's threads, which no environment variable reaches.
 
-Only the default changes: a model that sets `intra_op_num_threads` itself gets its number. The change waits until the
-model imports onnxruntime.
+Only the default changes, and only when the model imports onnxruntime: `intra_op_num_threads` of a model goes first.
 """
 
 from __future__ import annotations

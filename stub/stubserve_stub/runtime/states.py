@@ -14,8 +14,7 @@ which sequence each request belongs, by a number that is never used again.
 - With `iterative_sequence` a request executes many times and END means nothing: its states are kept until the parent
   says that the sequence is over.
 
-A model that was given the state itself (`in_place`) may keep a view of it. Then the block is freed with the first batch
-after the view has died.
+A model that gets the state itself (`in_place`) may keep a view. Then the first batch after its death frees the block.
 """
 
 from __future__ import annotations

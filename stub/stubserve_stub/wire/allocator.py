@@ -62,7 +62,6 @@ class Allocator:
 
     @property
     def warm_bytes(self) -> int:
-        """Free bytes kept committed for the next allocation."""
         return sum(size * len(blocks) for size, blocks in self._warm.items())
 
     def allocate(self, nbytes: int) -> int:

@@ -153,7 +153,6 @@ def bytes_at(address: int, nbytes: int) -> Dict[str, Any]:
 
 
 def address_of(buffer: Any) -> int:
-    """The address of a contiguous buffer in this process."""
     array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
     address: int = array.__array_interface__["data"][0]
     return address

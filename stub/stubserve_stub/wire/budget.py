@@ -11,10 +11,7 @@ from typing import Dict
 
 
 class ArenaFull(MemoryError):
-    """There is no room; the text says why, and what to do.
-
-    `nbytes` is what the commitment lacks; 0 where something else is missing.
-    """
+    """There is no room; the text says why, and what to do. `nbytes` is what the limit lacks, 0 for other reasons."""
 
     def __init__(self, text: str, nbytes: int = 0) -> None:
         self.nbytes = nbytes

@@ -227,7 +227,6 @@ def deliver(handlers: Handlers, taken: Iterable[Message]) -> None:
 
 
 def pack_spilled(place: InArena) -> bytes:
-    """The record for a message that lies in the arena."""
     return pack(place)
 
 
@@ -263,8 +262,7 @@ class Unframer:
     def next(self) -> Optional[Dict[str, Any]]:
         """The next whole message, or None until more bytes are fed.
 
-        Raises ValueError where no message begins: the first letters of a text, for example, would be a length that
-        never arrives.
+        Raises ValueError where no message begins: the letters of a text would be a length that never arrives.
         """
         if len(self._buffer) <= 4:
             return None

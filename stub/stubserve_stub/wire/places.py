@@ -12,8 +12,7 @@ an object and without a tag. Every other place is a tuple that begins with its t
     AsList    (7, elements)                                   no place: strings one by one (`listed_bytes`)
     Zeros     (8, nbytes)             parent ▶ stub     no place: what an empty slot of a batch is given (`zeros`)
 
-Offsets and sizes are bytes, from the beginning of the arena or of the region. `refusal` is the error for a place that
-cannot be used here.
+Offsets and sizes are bytes, from the beginning of the arena or of the region.
 """
 
 from __future__ import annotations
@@ -185,8 +184,7 @@ class ZeroPages(np.ndarray):
 def zeros(nbytes: int) -> Union[bytes, ZeroPages]:
     """So many zeros for one reader. It may write to them where they are many; only writing takes memory.
 
-    Unwritten pages of a private mapping are all the kernel's one page of zeros; pages of the heap might have to be
-    cleared.
+    Unwritten pages of a private mapping are all the kernel's one page of zeros; the heap's may have to be cleared.
     """
     if nbytes <= INLINE_BYTES:
         return bytes(nbytes)

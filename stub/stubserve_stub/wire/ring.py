@@ -52,10 +52,7 @@ class RingBroken(ValueError):
 
 
 class RingWriter:
-    """The writing end. `data` is the ring's RING_BYTES of the arena, `doorbell` an eventfd.
-
-    `words[word]` is how far the reader is.
-    """
+    """The writing end of the ring in `data`, with an eventfd as `doorbell`; `words[word]` is how far the reader is."""
 
     def __init__(self, data: memoryview, words: memoryview, word: int, doorbell: int) -> None:
         self._data = data
@@ -70,10 +67,7 @@ class RingWriter:
         self.unannounced = 0
 
     def put(self, message: bytes, flags: int = 0) -> bool:
-        """Writes one record without announcing it; False if the ring is full.
-
-        Raises RingBroken if the reader's word makes no sense.
-        """
+        """Writes a record, unannounced; False if the ring is full. Raises RingBroken for an impossible word."""
         length = len(message)
         need = (length + 11) & ~7
         at = self._tail % _CAPACITY

@@ -5,8 +5,7 @@ elements have one length, numpy reads all lengths at once. In short text only th
 zeros in a row. So these places are found first, and then each is compared with the length before it. Other data fail
 this check, at a cost of 1 ns per byte. 1000 strings: 4 and 13 µs.
 
-The encoder joins lengths, from a table, and elements in turn; a single length is the separator of one join. 1000
-strings: 50 and 25 µs.
+The encoder joins lengths, from a table, and elements in turn; one length is a separator. 1000 strings: 50 and 25 µs.
 """
 
 from __future__ import annotations

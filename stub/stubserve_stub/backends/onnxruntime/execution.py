@@ -13,8 +13,7 @@ shapes is right, unless output shapes depend on values. So:
 
 Strings cannot be bound. A model with string inputs runs on arrays; its outputs are copied once.
 
-Only wanted outputs are made and sent. That saves their memory, not the computation: the package runs the whole graph,
-as in Triton's backend.
+Only wanted outputs are made and sent. That saves memory, not computation: as in Triton, the whole graph runs.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ _CPU = "cpu"
 class Execution:
     """One session and its bindings.
 
-    `room` gives memory of the stub's segment, or None; `scalars` are the shapes of outputs without dimensions on the
-    wire.
+    `room` gives memory of the stub's segment, or None; `scalars` are the sent shapes of outputs without dimensions.
     """
 
     def __init__(

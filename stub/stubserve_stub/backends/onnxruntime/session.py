@@ -1,8 +1,7 @@
 """From a model's configuration and file to a session of onnxruntime, or to a sentence that says why not.
 
 Every parameter of the configuration is honoured, or named in an error or the log. Values mean what upstream says (the
-README of Triton's onnxruntime_backend). As in upstream, settings that are only for GPUs have no effect on a CPU; here
-the log says so once.
+README of Triton's onnxruntime_backend). Settings for GPUs have no effect on a CPU, as in upstream, but are logged once.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ before each fork, to a thread of the stub that makes the request in its place. F
 such a thread passes requests one process further up.
 
 Tensors travel as bytes and are copied at every station; the responses of an iterator arrive together. A living forked
-process costs the stub a socket and a thread. A process that was forked before `connect`, in `initialize`, can make no
-requests, as in upstream.
+process costs the stub a socket and a thread. A process forked before `connect`, in `initialize`, can make none, as in
+upstream.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def import_model(model_file: str, module: str, paths: Sequence[str]) -> Any:
 
     A model's own file is imported as `<version>.<file>`: with the model's folder among the `paths`, which are appended
     to `sys.path`, the version folder is a namespace package, so both `import helper` and `from . import helper` find
-    files beside the model. A backend's file is a plain module. Raises whatever its top level raises, and AttributeError
-    when the class is missing.
+    files beside the model. A backend's file is a plain module. Raises what its top level raises, and AttributeError
+    without the class.
     """
     if not os.path.isfile(model_file):
         raise TritonModelException("Python model file not found in '{}'".format(model_file))
@@ -102,7 +102,6 @@ class Model:
 
     @property
     def methods(self) -> List[str]:
-        """The methods of the contract that the class has."""
         return [name for name in _CONTRACT if hasattr(self._class, name)]
 
     @property

@@ -3,7 +3,7 @@
 Upstream passes on whatever a model gives, and clients stumble over it. Here the log names a wrong output, once for each
 output and kind of mistake; the answers are the same. A check takes some microseconds, so only the first answers of each
 instance are checked, unless --check-outputs says otherwise. With `refuse`, as in `serve --dev`, a wrong answer becomes
-an error that says so.
+an error.
 """
 
 from __future__ import annotations

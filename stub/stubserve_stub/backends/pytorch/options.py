@@ -1,8 +1,7 @@
 """A model's configuration as options for torch: every parameter is honoured, or named in an error or the log.
 
 The names are those of Triton's backend (its README); NUM_THREADS and NUM_INTEROP_THREADS are its names for the numbers
-of threads of modules in Python. As in upstream, settings that are only for GPUs have no effect on a CPU; here the log
-says so once.
+of threads of modules in Python. Settings for GPUs have no effect on a CPU, as in upstream, but are logged once.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ _SAID = (
 class Options(NamedTuple):
     """How a model runs. None, and 0 threads, leave the choice to torch.
 
-    `compile` are the arguments of torch.compile; None: do not compile. Lines for the log are `remarks`, about what has
-    no effect, and `chosen`.
+    `compile` are the arguments of torch.compile; None: do not compile. For the log: `remarks` about what has no effect,
+    and `chosen`.
     """
 
     inference_mode: bool

@@ -5,8 +5,7 @@
 If all names of inputs are names of arguments, these are meant. Else, if all are `<name>__<index>`, the index counts.
 Else the order of the configuration counts, and the log says so. Outputs have no names in TorchScript, so there the
 index or the order counts. A dictionary that the model takes has its inputs' names as keys, and one that it returns has
-its outputs' names (upstream refuses such a result). Controls and states of sequences follow the other inputs and
-outputs.
+its outputs' names (upstream refuses such a result). Controls and states of sequences come last.
 """
 
 from __future__ import annotations
@@ -93,8 +92,8 @@ class TorchProgram(NamedTuple):
 
     `takes_dict`: its one argument is a dictionary of tensors with the inputs' names as keys. `arguments` and `results`
     are None where they are not known before the model runs. `in_order`: only the order of the configuration counts, not
-    names. `writes_inputs`: it may write to its inputs, or keep them. `explains` is False for code whose own traceback
-    is the best explanation.
+    names. `writes_inputs`: it may write to its inputs, or keep them. `explains` is False for code with a better
+    traceback.
     """
 
     call: Callable[..., Any]
