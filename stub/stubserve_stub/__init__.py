@@ -1,4 +1,4 @@
 """What runs in a model's interpreter, and the wire that it shares with the parent.
 
-Pure Python from 3.8 on, numpy the only thing that it needs of the model's environment.
+It is pure Python from 3.8 on, and needs only numpy of the model's environment.
 """

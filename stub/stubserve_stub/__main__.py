@@ -1,16 +1,14 @@
 """The program of a stub: `python <this file> triton_python_backend_stub NAME ARENA_FD CONTROL_FD DOORBELL_FDS...`.
 
-It is run by file name, in the interpreter of the model's environment, so nothing of the parent's site-packages comes
+It is run by file name, in the interpreter of the model's environment. So nothing of the parent's site-packages comes
 onto that environment's path: this package and the two utility modules are registered from where they lie. msgpack is
-taken from the environment, or lent from the parent (its pure-Python part works everywhere) when it is missing or
-older than 1.0 there.
+the environment's own, or the parent's where it is missing or older than 1.0 (its pure-Python part works everywhere).
 
-`multiprocessing` runs this file once more, under another name, in each worker that it does not fork (`spawn`, and
-`forkserver`, which is the default from Python 3.14 on). A worker imports the model's module to find its functions, so
-there the utility modules have to be found too.
+`multiprocessing` runs this file again, under another name, in each worker that it does not fork (`spawn`, and
+`forkserver`, the default from Python 3.14 on). A worker imports the model's module, so it has to find the utility
+modules, too.
 
-`triton_python_backend_stub` is in the command line because scripts look for stubs by that name, and the instance's
-name because people do.
+Scripts look for stubs by the name `triton_python_backend_stub`, and people by the name of the instance.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ def _register(name: str, path: str, is_package: bool = False) -> ModuleType:
 
 
 class _Found:
-    """What a worker's imports ask first: this package and the utility modules lie where they lie for the stub."""
+    """Finds this package and the utility modules for a worker's imports, in the places where the stub has them."""
 
     _folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -50,7 +48,7 @@ class _Found:
 
 
 def _lend_msgpack(folder: str) -> bool:
-    """Makes `import msgpack` work; whether that took the parent's."""
+    """Makes `import msgpack` work; True if the parent's msgpack was needed."""
     try:
         import msgpack
 
@@ -75,7 +73,7 @@ def main() -> None:
     msgpack_folder = sys.argv[8] if len(sys.argv) > 8 else ""
     # A model's `unittest.main()` or argparse must not read the stub's arguments.
     sys.argv = [""]
-    # Run by file name, the package's own folder is first on the path; upstream has the empty string (working folder).
+    # A program that is run by file name has its own folder first on the path; upstream has the working folder ("").
     sys.path[0] = ""
     lent = _lend_msgpack(msgpack_folder)
     _register("stubserve_stub", os.path.join(here, "__init__.py"), is_package=True)
@@ -90,7 +88,7 @@ def main() -> None:
     from stubserve_stub.runtime.process import run
 
     if lent:
-        # The stub has what it needs of it. A model that imports msgpack gets its own environment's, or none.
+        # The stub needs no more of it. A model that imports msgpack gets that of its own environment, or none.
         _forget_msgpack()
     run(*descriptors)
 

@@ -1,7 +1,7 @@
 """What a Triton model imports: tensors, requests, responses, errors, the logger and helpers.
 
-All of it lives in `stubserve_stub`; here are the names under which models know it. It can also be imported outside a
-server, for unit tests of a model and by editors.
+The code is in `stubserve_stub`; here are its names for models. It can also be imported outside a server, by unit tests
+of a model and by editors.
 """
 
 from __future__ import annotations

@@ -232,9 +232,9 @@ NEWER_TRITON = (
         ("grpc_infer/model_parameters", "grpc_infer/model_parameters_empty", "grpc_stream/response_parameters"),
         "OK",
     ),
-    Accepted("As above, of the class itself.", ("surface/dir_response",), 200, "'parameters'"),
+    Accepted("As above, for the class itself.", ("surface/dir_response",), 200, "'parameters'"),
     Accepted(
-        "In Triton 2.73 a malformed string blob has a text of its own; in 2.51 `struct` complains.",
+        "In Triton 2.73 a malformed string blob has an error text of its own; in 2.51 the text comes from `struct`.",
         ("tensor/deserialize_short_length", "tensor/deserialize_short_text"),
         200,
         "Invalid bytes tensor data: ",
@@ -308,7 +308,7 @@ HTTP2 = (
         "ENHANCE_YOUR_CALM",
     ),
     Accepted(
-        "Pings that come too often end the connection; Triton lets some pass, as it answers calls in between.",
+        "Pings that come too often end the connection; Triton allows some, because it answers calls in between.",
         ("http2/ping_flood",),
         "GOAWAY",
         "ENHANCE_YOUR_CALM",
@@ -331,7 +331,7 @@ HTTP2 = (
         "stubserve does not insist on the client's settings.", ("http2/preface_without_settings",), "grpc-status", "0"
     ),
     Accepted(
-        "The window of a stream bounds bytes that stubserve has not taken yet; it has taken these.",
+        "The window of a stream limits bytes that stubserve has not taken yet; it has already taken these bytes.",
         ("http2/window_exceeded",),
         "grpc-status",
         "0",
@@ -427,11 +427,11 @@ _NEW_FOLDER_TEXTS = {
 
 DECISIONS = (
     Accepted(
-        "A client's region may begin anywhere in its file; Triton maps it, so that it has to begin at a page.",
+        "A client's region may begin anywhere in its file; in Triton it has to begin at a page.",
         ("shared_memory/register_odd_offset",),
     ),
     Accepted(
-        "There are no GPUs here, so that a region of one is refused with the text of a Triton that is built without.",
+        "There are no GPUs here: a region of a GPU is refused with the text of a Triton that is built without GPUs.",
         ("shared_memory/cuda_register",),
     ),
     Accepted(
@@ -441,7 +441,7 @@ DECISIONS = (
         "has kind KIND_GPU but no GPUs are available; --gpu-fallback=cpu serves the model on the CPU",
     ),
     Accepted(
-        "What is wrong with the name of a metric is told; Triton's text is now and then memory that it has given back.",
+        "The error says what is wrong with the name of a metric; Triton's text is sometimes memory that it has freed.",
         ("control_utils/family_bad_name",),
         200,
         "Invalid metric name",
@@ -462,12 +462,12 @@ DECISIONS = (
         texts=_NEW_FOLDER_TEXTS,
     ),
     Accepted(
-        "Where only the version policy changes, the model goes on in both, but Triton shows the old policy then.",
+        "When only the version policy changes, the model goes on in both servers, but Triton shows the old policy.",
         ("update/policy",),
         200,
     ),
     Accepted(
-        "A client that asks for a load that fails so is told the reason, too, after Triton's words.",
+        "When such a load fails, the client also gets the reason, after Triton's text.",
         (
             "control/load_unknown",
             "control/three_dots",
@@ -500,13 +500,13 @@ DECISIONS = (
         },
     ),
     Accepted(
-        "A file that is no base64: Triton loads what it can read of it.",
+        "A file that is not base64 is refused; Triton loads the part that it can read.",
         ("control/files_not_base64",),
         400,
         "no base64",
     ),
     Accepted(
-        "Real Triton never answers the load of a model whose file is not there, and keeps the model's lock.",
+        "Real Triton never answers the load of a model whose file is missing, and keeps the model's lock.",
         ("reload/code_no_file", "reload/code_other_filename"),
         200,
         "Python model file not found in",
@@ -569,7 +569,7 @@ DECISIONS = (
         ("behaviour/sender_sent_then_raise", "behaviour/sender_sent_then_return"),
     ),
     Accepted(
-        "Each server names its own folder of backends.",
+        "Each server names its own backend folder.",
         ("broken/config_runtime_gpu", "reload/config_runtime_gpu"),
         200,
         "unable to find backend library 'nosuch.py' for model 'config_runtime_gpu', searched: ",
@@ -594,8 +594,8 @@ DECISIONS = (
         200,
         "can never run",
     ),
-    Accepted("stubserve tells its own version over gRPC, too.", ("grpc/metadata_server",), "OK"),
-    Accepted("Health can be watched; Triton has no such method.", ("grpc/health_watch",)),
+    Accepted("stubserve also gives its own version over gRPC.", ("grpc/metadata_server",), "OK"),
+    Accepted("The health service has `Watch`; Triton has no such method.", ("grpc/health_watch",)),
     Accepted(
         "When a message cannot be parsed, Triton ends the stream with OK, as if all were well.",
         ("grpc_stream/malformed", "grpc_stream/malformed_after_one"),
@@ -609,7 +609,7 @@ DECISIONS = (
         "OK",
     ),
     Accepted(
-        "stubserve tells its own version.",
+        "stubserve gives its own version.",
         ("metadata/server", "http/origin_header", "http/get_with_body_then_next"),
         200,
     ),
@@ -703,7 +703,7 @@ DECISIONS = (
         400,
     ),
     Accepted(
-        "Methods that HTTP knows but no route takes, and bytes outside ASCII in a path, end at stubserve's parser.",
+        "stubserve's parser refuses methods that no route has, and bytes outside ASCII in a path.",
         ("http/unknown_method", "http/connect_method", "http/utf8_in_path"),
         400,
     ),
@@ -718,7 +718,7 @@ DECISIONS = (
         ("http/version_1_0", "http/version_1_0_keep_alive", "http/version_1_0_infer", "http/version_2_0"),
         200,
     ),
-    Accepted("Connection options have no case in HTTP; they do for Triton.", ("http/connection_close_upper",), 200),
+    Accepted("Connection options ignore case in HTTP, but not in Triton.", ("http/connection_close_upper",), 200),
     Accepted("A fragment is no part of the path.", ("http/fragment",), 200),
     Accepted("Triton says 100 Continue to an expectation it does not know.", ("http/expect_unknown",), 200),
     Accepted(
@@ -743,7 +743,7 @@ DECISIONS = (
         "TritonModelException",
     ),
     Accepted(
-        "The error names parameters that cannot be sent.",
+        "The error names the parameters that cannot be sent.",
         ("surface/params_bls_big", "surface/params_bls_surr"),
         200,
         "Unsupported value type on parameters: '",
@@ -790,7 +790,7 @@ DECISIONS = (
         "used_dltensor",
     ),
     Accepted(
-        "Upstream's helper stumbles over the missing name while it writes its message.",
+        "Upstream's helper fails at the missing name while it makes its message.",
         ("modelconfig/input_extra_no_name", "modelconfig/output_extra_no_name"),
         200,
         "contains property other than 'name'",
@@ -835,7 +835,7 @@ _REFUSED_ENTRIES = {
 
 ENVIRONMENTS = (
     Accepted(
-        "Archives may also be compressed with bzip2, xz or zstd; Triton's library was built without.",
+        "Archives may also be compressed with bzip2, xz or zstd; Triton's library was built without these.",
         ("environment/archive_bzip2", "environment/archive_xz", "environment/archive_zstd"),
         200,
         "READY",
@@ -860,13 +860,13 @@ ENVIRONMENTS = (
         texts=_REFUSED_ENTRIES,
     ),
     Accepted(
-        "The file is named, with what is wrong with it.",
+        "The error names the file, and says what is wrong with it.",
         ("environment/archive_truncated", "environment/archive_text", "environment/archive_of_no_bytes"),
         200,
         "archive_read_open_filename() failed. ",
     ),
     Accepted(
-        "An archive that ends within a file is damaged; Triton goes on with what it got.",
+        "An archive that ends within a file is refused as damaged; Triton goes on with the part that it has.",
         ("environment/archive_damaged",),
         200,
         "unexpected end of data",
@@ -918,7 +918,7 @@ ENSEMBLES = (
         200,
     ),
     Accepted(
-        "A step is only asked for outputs that somebody reads; Triton asks for all that are mapped.",
+        "A step is asked only for outputs that are read; Triton asks for all that are mapped.",
         ("ensembles/seen_by_both_OUT",),
         200,
         '"requested": ["SEEN"]',
@@ -940,7 +940,7 @@ ENSEMBLES = (
         tuple(f"ensemble_loads/load_bad_{name}" for name in _REFUSED_WHEN_READ),
     ),
     Accepted(
-        "All members that are not there are named; Triton names the first.",
+        "The error names all missing members; Triton names only the first.",
         ("ensemble_loads/load_bad_two_unknown",),
     ),
     Accepted(

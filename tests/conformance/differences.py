@@ -13,13 +13,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "differences-cases.md"
 _HEAD = """\
 # Differences, case by case
 
-[Known differences](differences.md) tells the same in plain words; this is the table that the tests check.
+[Known differences](differences.md) says the same in plain words; this page is the table that the tests check.
 
 `make conformance` sends the same raw requests to real Triton 2.51 and to stubserve, over HTTP and gRPC, and compares
-status, headers or metadata, body or messages, and statistics. Apart from the cases below every answer is the same. A
-case that is listed here and no longer differs fails the run, and so does one whose answer is not the promised one.
+status, headers or metadata, body or messages, and statistics. All answers are equal, except in the cases below.
+A listed case that no longer differs fails the run, and so does a case with another answer than this page promises.
 
-What is never compared: the reason phrase, the headers Date, Server and Retry-After, the type of an error or an empty
+These are never compared: the reason phrase, the headers Date, Server and Retry-After, the type of an error or an empty
 body (Triton sends `text/plain`, stubserve the true type or none), durations and clock times, addresses, and
 installation paths.
 

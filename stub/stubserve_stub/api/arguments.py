@@ -1,7 +1,7 @@
 """Argument conventions of the public classes: what a model may pass where, and the TypeError when it may not.
 
-Upstream's classes are bound C++, so their arguments follow its conversion rules, and models rely on them: text may be
-given as `bytes`, integers as anything with `__index__` (numpy's) but not as floats, None never stands for either.
+Upstream's classes are bound C++, and models rely on the conversion rules of that: text may be `bytes`, an integer may
+be anything with `__index__` (numpy's) but no float, and None is neither.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ INT64_MAX = 2**63 - 1
 
 
 class _Required:
-    """Stands for an argument that must be given although it follows optional ones."""
+    """The default of an argument that must be given although it follows optional ones."""
 
     def __repr__(self) -> str:
         return "<required>"
@@ -39,10 +39,7 @@ def incompatible(function: str, signature: str, args: Tuple[Any, ...], kwargs: O
 
 
 def as_text(value: Any) -> Optional[str]:
-    """`value` as text if it is str, bytes or a bytearray, else None.
-
-    Raises UnicodeDecodeError for bytes that are not UTF-8.
-    """
+    """`value` as text if it is str, bytes or a bytearray, else None. Raises UnicodeDecodeError."""
     if isinstance(value, str):
         if type(value) is str and value.isascii():
             return value

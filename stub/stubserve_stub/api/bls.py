@@ -3,16 +3,16 @@
 Who owns the memory of a tensor above INLINE_BYTES, on its way there and back:
 
 - There. An array of the model's is copied once, into this stub's segment. The copy belongs to that request alone, so
-  the model that is called gets it as its own. A tensor that this stub was given, as input or as an answer, is passed on
-  without a copy if the model has not looked at it. Several read its memory then, and whoever looks at it from then on,
-  here or there, gets a copy of its own (`Tensor._pass_on`). A tensor that the model has looked at may have been written
-  to: it is copied like any other array.
-- Back. An output lies where it was made: in the segment of the model that was called or, returned as it came, in this
-  stub's own. The server holds it for this stub until the last view of it is gone (`Lease`). It is the model's alone,
-  and writable, unless the server says that others read it too.
+  the called model gets it as its own. A tensor that this stub has received, as input or as answer, is passed on without
+  a copy if the model has not looked at it. Several models then share its memory: a model that looks at it later, here
+  or there, gets a copy of its own (`Tensor._pass_on`). A tensor that the model has looked at is copied like any other
+  array, because the model may have written to it.
+- Back. An output lies where it was made: in the segment of the called model or, if that returned its input, in this
+  stub's own. The server holds it for this stub until the last view of it is gone (`Lease`). Only this model has it, and
+  may write to it, unless the server says that others read it, too.
 - Onwards. An answer's output that the model returns is sent on from where it lies (`batch`).
 
-Errors are answers (`has_error()`), as upstream has it; only a request at the wrong time raises.
+Errors are answers (`has_error()`), as in upstream; only a request at the wrong time raises.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stubserve_stub.wire.places import AsList, InArena, Lent, Shared
 if TYPE_CHECKING:
     import asyncio
 
-    # What they import, msgpack, is not there where only the public module is wanted.
+    # These import msgpack, which is missing where only the public module is wanted.
     from stubserve_stub.runtime.calls import Calls, OpenCall
     from stubserve_stub.runtime.channel import Channel
     from stubserve_stub.wire.messages import WireResponse, WireTensor, WireTrace
@@ -44,8 +44,8 @@ Target = Tuple[str, int]
 Request = Tuple[str, RequestOptions, "WireTrace", Sequence[str], List[Tensor]]
 
 
-# After how many responses taken by an iterator, or bytes of them, the server is told. It holds the model that makes
-# them back when several times as many wait (`stubserve.instances.bls`).
+# The server is told after an iterator has taken so many responses, or so many bytes of them. When several times as many
+# wait, it holds back the model that makes them (`stubserve.instances.bls`).
 TELL_RESPONSES = 16
 TELL_BYTES = 2 << 20
 
@@ -53,7 +53,7 @@ _NOT_NOW = "BLS is only supported during the 'execute' function."
 
 # The stub's calls while its model may make any
 _calls: Optional[Calls] = None
-# In a process that the model has forked: what is `execute` there
+# In a process that the model has forked: the function in place of `execute`
 _relay: Optional[Callable[[Target, Request, bool], Any]] = None
 
 
@@ -149,10 +149,10 @@ ReceivedResponse.__name__ = ReceivedResponse.__qualname__ = "InferenceResponse"
 
 
 class ResponseIterator:
-    """The responses to one request, each waited for when it is asked for.
+    """The responses to one request. The iterator waits for each when it is asked for it.
 
-    Responses that were taken are remembered: once all have come, a new `for` begins from the first again. Before that
-    it goes on where the last one stopped. An iterator that is dropped early gives up the rest.
+    It remembers the responses. When all have come, a new `for` begins with the first again; before that, it goes on
+    where the last `for` stopped. An iterator that is dropped early gives up the rest.
     """
 
     _calls: Any
@@ -222,7 +222,7 @@ class ResponseIterator:
 def _open(
     calls: Calls, target: Target, request: Request, decoupled: bool, on_answer: Optional[Callable[[], None]] = None
 ) -> Tuple[Optional[OpenCall], Any]:
-    """Sends a request: the call, or else the answer in place of one that cannot be sent, and has taken no memory."""
+    """Sends a request: (its call, None), or (None, the answer) for one that cannot be sent, which keeps no memory."""
     refusal = _refusal(target, request)
     if refusal:
         return None, _refused(refusal, decoupled)
@@ -253,13 +253,12 @@ def _refusal(target: Target, request: Request) -> str:
 
 
 def _refused(text: str, decoupled: bool, code: ErrorCode = ErrorCode.INTERNAL) -> Any:
-    """The answer to a request that was not made."""
     failed = ReceivedResponse(error=TritonError(text, code))
     return ResponseIterator._of([failed]) if decoupled else failed
 
 
 def received(channel: Channel, wire: Optional[WireResponse]) -> InferenceResponse:
-    """A response out of an answer; None is the empty one that only says that no other follows."""
+    """A response out of an answer; None stands for the empty response that only says that no other follows."""
     if wire is None:
         return ReceivedResponse()
     error, outputs, parameters = wire

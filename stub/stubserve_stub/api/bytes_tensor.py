@@ -1,10 +1,7 @@
 """BYTES tensors: on the wire each element is its length (4 bytes, little-endian) and then its bytes, in C order.
 
-Every length lies behind the one before it, so decoding (`wire.strings.split`) is a loop in Python, and what counts is
-the number of calls per element. `Struct("<{n}sI")` reads an element of n bytes *and the next length* in one call; there
-is such a reader for every short length, and only longer elements are sliced out. Elements that all have one length
-(hashes, padded text, a column of labels) need no loop: numpy cuts them as one array of void scalars. Encoding is
-`wire.strings.join`.
+Decoding is `wire.strings.split`, encoding is `wire.strings.join`. Elements that all have one length (hashes, padded
+text, a column of labels) need no loop: numpy cuts them as one array of void scalars.
 
 1000 strings of 1 to 20 bytes: decode 130 µs (with a slice per element 190), encode 65 µs; of one length 20 and 38 µs.
 """

@@ -24,7 +24,7 @@ class BoundEnum(enum.IntEnum):
 
 
 class ErrorCode(BoundEnum):
-    """The codes of errors; which status each becomes is the server's business."""
+    """The codes of errors. The server decides which status each becomes."""
 
     UNKNOWN = 0
     INTERNAL = codes.INTERNAL

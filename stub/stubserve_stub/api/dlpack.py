@@ -1,12 +1,12 @@
 """DLPack: tensors exchanged with torch, numpy, jax, cupy without a copy.
 
-A capsule needs two C functions, a destructor and a deleter. Python functions behind ctypes would not do: they run also
-while an exception unwinds a model's frame, and then the interpreter loses that exception. So the capsules here are
-numpy's own, with numpy's C functions in them:
+A capsule needs two C functions, a destructor and a deleter. Python functions behind ctypes will not do: if they run
+while an exception unwinds a model's frame, the interpreter loses that exception. So these capsules are numpy's own,
+with numpy's C functions:
 
 - *Export*: an array over the tensor's memory, based on a holder that references the Tensor, gives the capsule. numpy
-  has no BF16, and older ones no bool: such memory goes out as uint16 or uint8, and then the type code inside the
-  capsule is set right.
+  has no BF16, and older versions have no bool: such memory is exported as uint16 or uint8, and the type code inside the
+  capsule is corrected afterwards.
 - *Import*: the capsule is checked here, its type code set to what numpy knows, and numpy consumes it. The memory goes
   back to its producer when the last view of numpy's array dies.
 
@@ -75,7 +75,7 @@ def _content(capsule: Any) -> _DLTensor:
 
 
 class _Holder:
-    """What an exported array is based on: it keeps the Tensor."""
+    """The base of an exported array: it keeps the Tensor alive."""
 
     __slots__ = ("__array_interface__", "_tensor")
 
@@ -85,7 +85,7 @@ class _Holder:
 
 
 class _Capsule:
-    """A capsule as numpy wants it: behind `__dlpack__`."""
+    """A capsule behind `__dlpack__`, as numpy wants it."""
 
     __slots__ = ("_capsule",)
 
@@ -109,7 +109,7 @@ def export(tensor: object, datatype: int, storage: "np.ndarray[Any, Any]") -> An
         "version": 3,
         "shape": storage.shape,
         "typestr": "|u1" if datatype == BOOL else described["typestr"],
-        # Not read-only: numpy refuses to export such memory, and the capsule has no way to say it.
+        # Never marked read-only: numpy refuses to export such memory, and a capsule cannot say it.
         "data": (described["data"][0], False),
     }
     capsule = np.asarray(_Holder(tensor, interface)).__dlpack__()
@@ -121,8 +121,8 @@ def export(tensor: object, datatype: int, storage: "np.ndarray[Any, Any]") -> An
 def imported(given: Any) -> Tuple[int, "np.ndarray[Any, Any]"]:
     """(datatype, array over the memory) of a capsule or of an object with `__dlpack__`; BF16 comes as uint16.
 
-    Raises TritonModelException for what is neither, for memory of a GPU, for tensors that are not contiguous and for
-    data types that Triton does not have; also what the object's own `__dlpack__` raises.
+    Raises TritonModelException for other objects, memory of a GPU, tensors that are not contiguous and data types that
+    Triton does not have; and what the object's own `__dlpack__` raises.
     """
     _require_numpy()
     if type(given).__name__ == "PyCapsule":
@@ -168,7 +168,7 @@ def _check_device(device_type: int) -> None:
 
 
 def _in_c_order(shape: List[int], strides: List[int]) -> bool:
-    """Whether the strides (in elements) are those of C order; those of a size of one, and of no elements, are free."""
+    """Whether the strides (in elements) are in C order. A dimension of size one, and an empty tensor, may have any."""
     expected = 1
     for axis in reversed(range(len(shape))):
         if shape[axis] != 1 and strides[axis] != expected:

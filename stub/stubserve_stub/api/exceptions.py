@@ -7,9 +7,9 @@ from stubserve_stub.api.constants import ErrorCode
 
 
 class TritonModelException(Exception):
-    """What the functions and classes of the public module raise; models raise it as well."""
+    """The exception of the public module's functions and classes; models raise it as well."""
 
-    # The name under which upstream's tracebacks, and whoever searches logs, know it.
+    # Upstream's tracebacks show it under this name, and people search logs for that.
     __module__ = "c_python_backend_utils"
 
 

@@ -1,8 +1,8 @@
 """`Logger`: a model's lines in the server's log.
 
-Until the stub is connected (while the model is imported, and in `auto_complete_config`) lines go to stderr, all of
-them, in the form that upstream uses there. Afterwards they go to the server, which knows the file and line of the
-caller; lines that the server would drop are dropped here.
+Until the stub is connected (while the model is imported, and in `auto_complete_config`) all lines go to stderr, in
+upstream's form. Afterwards they go to the server, with the file and line of the caller, unless the server would drop
+them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _levels() -> int:
 
 
 def connect(emit: Optional[Emit], levels: Callable[[], int] = _levels) -> None:
-    """From now on lines go to `emit(level, file name, line, message)`, on any thread; with None to stderr again.
+    """Sends lines to `emit(level, file name, line, message)` from now on, from any thread; None means stderr again.
 
     `levels()` gives the levels that are wanted at the moment, as bits.
     """
@@ -40,7 +40,7 @@ def connect(emit: Optional[Emit], levels: Callable[[], int] = _levels) -> None:
 
 
 def _as_line(message: Any) -> Optional[str]:
-    # Bytes that are no text cannot name anything, but they can be logged.
+    # Bytes that are no text can still be logged.
     if isinstance(message, (bytes, bytearray)):
         return message.decode(errors="backslashreplace")
     return as_text(message)

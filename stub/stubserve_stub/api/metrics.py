@@ -1,9 +1,9 @@
 """`MetricFamily` and `Metric`: what a model reports of itself on the server's metrics endpoint.
 
-The values live in the server (`stubserve.observability.custom_metrics`). A change is sent there without waiting for an
-answer; what can be wrong with it is known here. A family keeps its metrics: a metric made again with the same labels is
-the one that there is, and `del metric` takes nothing off the endpoint. When the family dies, its metrics go with it,
-and using one that is left over raises. A family may die on any thread at any moment, see `Control.send`.
+The values live in the server (`stubserve.observability.custom_metrics`). Changes are checked here, and sent without
+waiting for an answer. A family keeps its metrics: the same labels give the same metric again, and `del metric` removes
+nothing from the endpoint. When the family dies, its metrics go, and using one of them raises. A family may die on any
+thread at any moment, see `Control.send`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _numbers = itertools.count()
 
 
 def connect(questions: Optional[Questions]) -> None:
-    """From now on metrics can be made; with None no further families."""
+    """Lets the model make metrics from now on; None forbids further families."""
     global _server
     _server = questions
 
 
 class _Family:
-    """What a family's metrics know of it; it outlives the family where they do."""
+    """What a family's metrics know of the family. It lives as long as they do."""
 
     __slots__ = ("alive", "kind", "metrics", "number", "server")
 
@@ -88,7 +88,7 @@ class Metric:
         self._change("observe", amount)
 
     def value(self) -> float:
-        """The value of a counter or gauge that the server has now, changes by other instances among it."""
+        """The value of a counter or gauge in the server, with the changes of other instances."""
         doing = "Failed to get metric value"
         self._require_family(doing)
         if self._family.kind == MetricKind.HISTOGRAM:

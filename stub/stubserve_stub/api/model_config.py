@@ -20,7 +20,7 @@ class ModelConfig:
         return self._model_config
 
     def _to_json(self) -> str:
-        """The configuration as text; extra keys that a model has put in persist."""
+        """The configuration as text, with extra keys that the model has added."""
         return json.dumps(self._model_config)
 
     @property

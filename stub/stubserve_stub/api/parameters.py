@@ -1,7 +1,7 @@
 """Parameters of requests and responses: what a model may pass, and the JSON text in which it reads them.
 
-Upstream prints them two ways, and models see which: what a model gave is printed by Python's json module, what a client
-sent by the server's own printer (no spaces, text not escaped to ASCII, numbers in their shortest plain form).
+Upstream prints them in two ways, and models can see the difference. Python's json module prints what a model gave. The
+server's own printer prints what a client sent (no spaces, no escapes to ASCII, numbers in their shortest plain form).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def checked(parameters: Any) -> Optional[Parameters]:
 
 
 def refusal(parameters: Given) -> str:
-    """Why what a model passed cannot be sent, empty if it can.
+    """Why parameters of a model cannot be sent, empty if they can.
 
-    As upstream, which takes such parameters and has the request or response fail that carries them.
+    Upstream, too, accepts such parameters first, and then fails the request or response with them.
     """
     for key, value in (parameters or {}).items():
         if isinstance(value, int) and not INT64_MIN <= value <= INT64_MAX:
@@ -79,13 +79,13 @@ def _value(value: Union[bool, int, float, str]) -> str:
 
 
 def _double(value: float) -> str:
-    """The shortest digits that give `value` back; plain between 1e-6 and 1e21, else with an exponent."""
+    """The shortest digits that give `value` back; with an exponent below 1e-6 and from 1e21 on."""
     text = repr(value)
     sign = "-" if text[0] == "-" else ""
     mantissa, _, exponent = text.lstrip("-").partition("e")
     whole, _, fraction = mantissa.partition(".")
     if not whole.isdigit():
-        return "null"  # not a number or infinite: JSON has neither, so no client can have sent one
+        return "null"  # JSON has neither NaN nor infinity, so no client can have sent one
     digits = (whole + fraction).lstrip("0")
     leading_zeros = len(whole + fraction) - len(digits)
     # The value is 0.DIGITS times ten to the power of `point`.

@@ -1,4 +1,4 @@
-"""Questions of a model to the server, which cannot wait for the main thread: it may be the one that asks.
+"""Questions of a model to the server. They cannot wait for the main thread, because that thread may be asking.
 
 They go out over the control socket, and the thread that reads it hands each answer to the thread that waits.
 
@@ -18,14 +18,11 @@ from stubserve_stub.api.exceptions import TritonModelException
 
 
 class Questions:
-    """Questions to the server, and the threads that wait for their answers.
-
-    `instance` is what errors name; `tell` sends a control message.
-    """
+    """Asks the server, on the thread that waits. `instance` is what errors name; `tell` sends a control message."""
 
     def __init__(self, instance: str, tell: Callable[..., None]) -> None:
         self._instance = instance
-        # Sends what wants no answer; may be called in a finalizer
+        # Sends a message without an answer; may be called in a finalizer
         self.tell = tell
         self._process = os.getpid()
         self._numbers = itertools.count(1)
@@ -48,7 +45,7 @@ class Questions:
         return answer["value"]
 
     def refused(self, failure: str, reason: str) -> TritonModelException:
-        """The error of what the server does not do, whether it says so or is known to."""
+        """The error for a question that the server refuses, or is known to refuse."""
         return TritonModelException(
             "{}: Failed to process the request for model '{}', message: {}".format(failure, self._instance, reason)
         )
@@ -64,7 +61,6 @@ _questions: Optional[Questions] = None
 
 
 def connect(questions: Questions) -> None:
-    """From now on the model may ask."""
     global _questions
     _questions = questions
 
@@ -119,7 +115,7 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Whether a model, or this version of it, would take a request now; asks its `is_ready` if it has one.
+    """Whether a model, or this version of it, would accept a request now; calls its `is_ready` if it has one.
 
     Raises TypeError for arguments of the wrong types, TritonModelException for a version that is no number.
     """
@@ -141,11 +137,11 @@ def _ask(question: str, failure: str, **fields: Any) -> Any:
 class SharedMemory:
     """Upstream's handle to a stub's region, which models use to see whether something leaks: `shared_memory`.
 
-    Here all stubs share one arena, so what it tells moves with what others do, too.
+    Here all stubs share one arena, so its figures also change with other stubs.
     """
 
     def free_memory(self) -> int:
-        """Bytes that are left of --shm-limit; what is kept warm for the next tensors counts as used.
+        """Bytes that are left of --shm-limit. Memory that is kept warm for the next tensors counts as used.
 
         Raises TritonModelException where there is no server, and in a process that the model has forked.
         """

@@ -1,4 +1,4 @@
-"""`InferenceRequest`: what `execute` receives, and what a model makes to call another model, with what it takes."""
+"""`InferenceRequest`: what `execute` receives, and what a model makes to call another model."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ class InferenceRequest:
     """
 
     _id: str
-    # A plain tuple of the same where they were received
+    # A plain tuple of the same fields where the request was received
     _options: RequestOptions
     _requested_output_names: Sequence[str]
     _inputs: List[Tensor]
     # Of a request that a model made. All memory is the CPU's, whichever it prefers.
     _target: Optional[bls.Target]
-    # Of a request that was received: makes its sender; set from another thread; for its release
+    # Of a received request: makes its sender; set from another thread; for its release
     _create_sender: Optional[Callable[[InferenceRequest], InferenceResponseSender]]
     _cancelled: bool
     _sender: Optional[InferenceResponseSender]
@@ -202,7 +202,7 @@ class InferenceRequest:
         target: Optional[bls.Target],
         create_sender: Optional[Callable[[InferenceRequest], InferenceResponseSender]],
     ) -> None:
-        """Has it be a request to `target`, or one that was received and is answered by the sender that is created."""
+        """Makes it a request to `target`, or a received one that `create_sender` gives a sender."""
         self._id = id
         self._options = options
         self._requested_output_names = requested_output_names
@@ -254,7 +254,7 @@ class InferenceRequest:
         return trace
 
     def is_cancelled(self) -> bool:
-        """Whether the client has gone; known at once, without asking the server."""
+        """Whether the client has gone. Does not ask the server."""
         return self._cancelled or (self._sender is not None and self._sender.is_cancelled())
 
     def set_release_flags(self, flags: int, /) -> None:
@@ -269,7 +269,7 @@ class InferenceRequest:
             with _creating:
                 if self._sender is None:
                     made = sender.blank(None) if self._create_sender is None else self._create_sender(self)
-                    # Set by another thread, which looks for the sender only after that.
+                    # Another thread sets it, and looks for the sender only after that.
                     if self._cancelled:
                         made._cancelled = True
                     self._sender = made
@@ -317,7 +317,7 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 
 def _truth(function: str, request: InferenceRequest, given: Any) -> bool:
-    """An argument that says yes or no: of a type that does (text does not), or None. Raises TypeError."""
+    """The truth of an argument whose type has one (text has none), or of None. Raises TypeError."""
     if given is not None and not hasattr(type(given), "__bool__"):
         raise incompatible(function, "(self: InferenceRequest, decoupled: bool = False) -> object", (request, given))
     return bool(given)

@@ -1,4 +1,4 @@
-"""`InferenceResponse`: what a model answers to one request, and how that goes over the wire."""
+"""`InferenceResponse`: a model's answer to one request, and its form on the wire."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.places import Place
 
 if TYPE_CHECKING:
-    # What they import, msgpack, is not there where only the public module is wanted.
+    # These import msgpack, which is missing where only the public module is wanted.
     from stubserve_stub.runtime.region_batch import RegionWriter
     from stubserve_stub.runtime.states import StateUpdate
     from stubserve_stub.wire.messages import WireResponse, WireTensor
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 class InferenceResponse:
     """Output tensors in the order in which the client gets them, or an error; and parameters.
 
-    Raises TypeError for arguments of the wrong types, TritonModelException for None among the tensors and for unfit
-    parameters.
+    Raises TypeError for wrong types, TritonModelException for None among the tensors and for unfit parameters.
     """
 
     __slots__ = ("__weakref__", "_error", "_output_tensors", "_parameters")
@@ -78,11 +77,10 @@ class InferenceResponse:
         partly: bool = False,
         in_regions: Optional[RegionWriter] = None,
     ) -> WireResponse:
-        """As the wire has it, an error where its outputs find no memory. Only those of `requested` are left then.
+        """The response for the wire, an error where its outputs find no memory. Keeps only the outputs in `requested`.
 
-        As upstream: what is missing is no error, and the others are gone for the model, too. What it has of the states
-        of its request's sequence is kept by `update`, `partly` if need be. `in_regions` writes outputs into
-        shared memory of the client.
+        As in upstream, a missing output is no error, and the model loses the other outputs, too. `update` keeps the new
+        states of the request's sequence, `partly` if need be. `in_regions` writes outputs into the client's regions.
         """
         error = self._error
         if error is not None:
@@ -118,7 +116,7 @@ class InferenceResponse:
         return (None, outputs, self._parameters)
 
     def _keep(self, update: StateUpdate, keep: Callable[..., None], *how: Any) -> Optional[WireResponse]:
-        """Keeps the states that it has by a function of `update`; the error if they cannot be kept."""
+        """Has `keep`, a function of `update`, keep its states; the error if they cannot be kept."""
         if not update.sequence:
             return None
         try:

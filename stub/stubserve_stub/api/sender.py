@@ -3,16 +3,16 @@
 A sender belongs to one request. It may be used from any thread, during `execute` and after it, until it has sent
 TRITONSERVER_RESPONSE_COMPLETE_FINAL. It sends one response at a time, at once, so nothing follows a final one.
 
-Flow. Responses go out in groups of GROUP_RESPONSES, or as many as take GROUP_BYTES of shared memory, or an eighth of
-that inside of messages. The last of a group asks the server to say when all of it has been passed on. No more than two
-groups of a request may be under way: `send` waits until the client of a slow stream has read on. The server lets go
-at once when the client is gone. A stream that is read as fast as it is made never waits.
+Flow. Responses go out in groups: of GROUP_RESPONSES, or of GROUP_BYTES in shared memory, or of an eighth of that inside
+messages. The last response of a group asks the server to say when the whole group has been passed on. At most two
+groups of a request may be under way: `send` waits until the client of a slow stream has read on. When the client is
+gone, nothing waits any more.
 
-Memory. The request's inputs stay its own until the final response. Then the server is told what the model still holds
-of them. Outputs are always copied, because the model holds them.
+Memory. The request's inputs stay its own until the final response, which tells the server which of them the model still
+holds. Outputs are always copied, because the model holds them.
 
-End. A model that lets go of a sender (and of its request) without a final response can never answer any more. So a
-sender that has sent something ends its stream then, and one that has not fails it.
+End. A model that drops a sender (and its request) without a final response can never answer any more. Then a sender
+that has sent something ends its stream, and one that has not fails its request.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from stubserve_stub.wire import codes
 from stubserve_stub.wire.places import AsList
 
 if TYPE_CHECKING:
-    # What it imports, msgpack, is not there where only the public module is wanted.
+    # These import msgpack, which is missing where only the public module is wanted.
     from stubserve_stub.runtime.states import StateUpdate
     from stubserve_stub.wire.messages import WireResponse
 
 GROUP_RESPONSES = 128
 GROUP_BYTES = 2 << 20
 
-# Bytes inside of a message become the parent's own, whose small answers nobody counts. So they weigh more.
+# Bytes inside messages weigh more: they become memory of the parent, where small answers are not counted.
 _INLINE_WEIGHT = 8
 
 # (batch, index in it)
@@ -65,7 +65,7 @@ class InferenceResponseSender:
     _requested: Sequence[str]
     # The request's inputs in the arena: offset and tensor of each
     _tensors: List[Tuple[int, Tensor]]
-    # What it does with the states of its sequence, None without implicit state
+    # Of its sequence's states; None without implicit state
     _update: Optional[StateUpdate]
     _cancelled: bool
     # Nothing more may be sent
@@ -74,11 +74,11 @@ class InferenceResponseSender:
     _sending: threading.Lock
     _sent: int
     _ended: bool
-    # Whether the request was answered in another way before this could
+    # Whether the request was answered in another way before
     _revoked: bool
     _group_left: int
     _group_bytes: int
-    # Groups that may be begun; None as long as the first one is not used up
+    # Groups that may begin; None until the first one is used up
     _credit: Optional[threading.Semaphore]
     # Of a model that is not decoupled: the response that waits for the final flag
     _kept: Optional[WireResponse]
@@ -89,7 +89,7 @@ class InferenceResponseSender:
         raise TypeError("InferenceResponseSender: No constructor defined!")
 
     def send(self, response: Optional[InferenceResponse] = None, flags: int = 0) -> None:
-        """Sends a response, or with the final flag only that no further one follows.
+        """Sends a response; the final flag says that none follows, and may be sent without a response.
 
         Waits while the client is far behind. Raises TypeError for arguments of the wrong types, TritonModelException
         for what the state of the request does not allow.
@@ -139,11 +139,11 @@ class InferenceResponseSender:
                 assert wire is not None
                 self._send_one(senders, wire, start)
             else:
-                # Its client gets one response only, once it is known to be final.
+                # Its client gets a single response, once that is known to be final.
                 self._kept = wire
 
     def is_cancelled(self) -> bool:
-        """Whether the client has gone; known at once, without asking the server."""
+        """Whether the client has gone. Does not ask the server."""
         return self._cancelled
 
     def _check_open(self) -> None:
@@ -178,11 +178,11 @@ class InferenceResponseSender:
         senders.channel.respond_last(self._key, start_ns, wire, self._tensors)
 
     def _end(self, error: str = "", alone: bool = False) -> None:
-        """What the stub does with it: ends it, if it has not ended yet.
+        """Ends it for the stub, if it has not ended yet.
 
-        Nothing more is sent for a request that is answered in another way. But where it has failed with an `error` a
-        response that waits for the final flag goes out with that, for a stream's client gets what was sent; and the
-        error `alone` goes out where nothing else answers the request.
+        Nothing more is sent for a request that is answered in another way, with two exceptions. When it has failed with
+        an `error`, a response that waits for the final flag goes out with that error, because a stream's client gets
+        all that was sent. And the error goes out `alone` where nothing else answers the request.
         """
         self._closed = True
         credit = self._credit
@@ -203,7 +203,7 @@ class InferenceResponseSender:
                 self._tensors = []
 
     def __del__(self) -> None:
-        # Runs wherever the last reference goes, perhaps inside the ring's lock: only a note is possible here.
+        # Runs wherever the last reference goes, perhaps inside the ring's lock: it can only leave a note.
         senders = self._senders
         if senders is not None and not self._ended:
             senders.forget(self._key)
@@ -211,12 +211,12 @@ class InferenceResponseSender:
 
 
 class Senders:
-    """The open senders of one stub, by batch and index: where cancellations and the server's credit go."""
+    """The open senders of one stub, by batch and index. Gets cancellations and the server's credit."""
 
     def __init__(self, channel: Any, decoupled: bool) -> None:
         self.channel = channel
         self.decoupled = decoupled
-        # Compares what is sent with the configuration; None where nobody wants that
+        # Compares responses with the configuration; None where that is off
         self.check: Any = None
         self._open: Dict[Key, weakref.ref[InferenceResponseSender]] = {}
         self._dropped: List[Tuple[Key, Optional[WireResponse], int, List[Tuple[int, Tensor]]]] = []
@@ -228,7 +228,6 @@ class Senders:
         tensors: List[Tuple[int, Tensor]],
         update: Optional[StateUpdate] = None,
     ) -> InferenceResponseSender:
-        """The sender of a request that was received."""
         sender = blank(self)
         sender._update = update
         sender._key = key
@@ -253,19 +252,19 @@ class Senders:
         self._open.pop(key, None)
 
     def revoke(self, batch: int) -> None:
-        """Ends those of a batch that is answered in another way."""
+        """Ends the senders of a batch that is answered in another way."""
         for key in list(self._open):
             sender = self._find(key) if key[0] == batch else None
             if sender is not None:
                 sender._end()
 
     def dropped(self, key: Key, kept: Optional[WireResponse], sent: int, tensors: List[Tuple[int, Tensor]]) -> None:
-        """Nobody has this sender any more. Safe in a destructor: the main thread tells the server."""
+        """The model has dropped this sender. Safe in a destructor: the main thread tells the server."""
         self._dropped.append((key, kept, sent, tensors))
         self.channel.poke()
 
     def report_dropped(self, instance: str) -> List[Key]:
-        """Ends the requests whose senders are gone; which those are. Runs on the main thread."""
+        """Ends the requests whose senders were dropped, and returns their keys. Runs on the main thread."""
         keys = []
         while self._dropped:
             key, wire, sent, tensors = self._dropped.pop()
@@ -282,7 +281,7 @@ class Senders:
 
 
 def blank(senders: Optional[Senders], answered: bool = False) -> InferenceResponseSender:
-    """A sender of no request: of one that has been answered already, or of one that the model made itself."""
+    """A sender that cannot send: its request has been answered already, or the model made the request itself."""
     sender: InferenceResponseSender = object.__new__(InferenceResponseSender)
     sender._senders = senders
     sender._cancelled = sender._revoked = False

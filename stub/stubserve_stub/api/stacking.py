@@ -1,8 +1,8 @@
-"""A whole batch as one array, and back: what `execute` gets is a list of requests, what most models want is an array.
+"""A whole batch as one array, and back: `execute` gets a list of requests, and most models want an array.
 
-The rows of a batch are those of its requests, one after the other. The array of a single request is its own memory.
-That of several is a copy, except where their inputs lie next to each other: then it is a view of that memory, which it
-keeps alive as each tensor's own array would. Small inputs (COPIED_BYTES) are always copied.
+The rows of a batch are those of its requests, in order. The array of a single request is its own memory. The array of
+several is a copy, except where their inputs lie next to each other: then it is a view of that memory, and keeps it
+alive. Small inputs (COPIED_BYTES) are always copied.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""`Tensor`: a name, a data type, a shape, and memory that is only looked at when the model asks for it.
+"""`Tensor`: a name, a data type, a shape, and memory that is read only when the model asks for it.
 
-A tensor that a model makes has its array; of BYTES the elements are taken out at once, as upstream does, so that later
+A tensor that a model makes has the model's array; elements of BYTES are taken out at once, as in upstream, so later
 changes of the objects do not count. A tensor that arrives has bytes of its message, or a view of the arena:
 
 - `as_numpy()` makes the array on its first call: a writable copy of bytes, the arena's memory itself (no copy).
 - BYTES are decoded when looked at, and a tensor that is passed on is sent from the memory in which it came.
 - Views of the arena's memory may outlive `execute`. All of them (slices, buffer exports, DLPack consumers, the Tensor
-  itself) keep the one memoryview alive that lies at the bottom of the chain of `base`; `_watch()` refers to it weakly.
-- A read-only view is of memory that others read as well, or a small one. Passing a tensor on to another model
-  (`_pass_on`) makes it one. A model that looks at such a tensor gets a copy of its own.
+  itself) keep one memoryview alive, at the bottom of the chain of `base`; `_watch()` refers to it weakly.
+- A view is read-only if others read its memory, too, or if it is small. A tensor that is passed on to another model
+  (`_pass_on`) becomes read-only. A model that looks at such a tensor gets a copy of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stubserve_stub.wire.datatypes import BF16, BY_NUMBER, BYTES
 from stubserve_stub.wire.places import Zeros, zeros
 
 if TYPE_CHECKING:
-    # What they import, msgpack, is not there where only the public module is wanted.
+    # These import msgpack, which is missing where only the public module is wanted.
     from stubserve_stub.runtime.states import States
     from stubserve_stub.wire.messages import WireTensor
 
@@ -35,7 +35,7 @@ Array = np.ndarray  # of any shape and type
 Source = Union[bytes, memoryview, None]
 
 _NUMBERS: Dict[Any, int] = {kind.numpy: kind.number for kind in BY_NUMBER.values() if kind.numpy is not None}
-# What the memory of each data type is looked at as; the blob of a BYTES tensor as plain bytes.
+# The numpy type in which memory of each data type is viewed; the blob of a BYTES tensor as plain bytes
 _MEMORY: Dict[int, Any] = {kind.number: kind.numpy for kind in BY_NUMBER.values()}
 _MEMORY[BF16] = np.dtype(np.uint16)
 _MEMORY[BYTES] = np.dtype(np.uint8)
@@ -94,7 +94,7 @@ class Tensor:
     def _received(
         name: str, datatype: int, shape: Sequence[int], data: Optional[bytes], view: Optional[memoryview]
     ) -> Tensor:
-        """A tensor out of a message: `data` the bytes themselves, or else `view` a writable view of the arena."""
+        """A tensor out of a message: `data` are its bytes, or else `view` is its memory in the arena."""
         self = _new(Tensor)
         self._name = name
         self._datatype = datatype
@@ -112,7 +112,7 @@ class Tensor:
 
     @staticmethod
     def _of_region(name: str, datatype: int, shape: Sequence[int], memory: Array) -> Tensor:
-        """A tensor whose bytes are an array of them, which is the tensor's own; not of BYTES."""
+        """A tensor of any type but BYTES over `memory`, an array of bytes that is the tensor's own."""
         self = _new(Tensor)
         self._name = name
         self._datatype = datatype
@@ -127,7 +127,6 @@ class Tensor:
 
     @staticmethod
     def _of_zeros(name: str, datatype: int, shape: Sequence[int], nbytes: int) -> Tensor:
-        """A tensor of nothing but zeros."""
         memory = bytes(nbytes) if datatype == BYTES else zeros(nbytes)
         if isinstance(memory, bytes):
             return Tensor._received(name, datatype, shape, memory, None)
@@ -137,7 +136,7 @@ class Tensor:
     def from_dlpack(name: str, tensor: Any, /) -> Tensor:
         """A tensor over the memory of a DLPack capsule, or of an object with `__dlpack__`; no copy.
 
-        Raises TritonModelException for what cannot be taken over; see `dlpack.imported`.
+        Raises what `dlpack.imported` raises.
         """
         text = as_text(name)
         if text is None:
@@ -186,7 +185,7 @@ class Tensor:
                 "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
             )
         elif self._source is None:
-            # Memory of a DLPack producer: it does not expect to be written to.
+            # A DLPack producer does not expect writes to its memory.
             assert self._storage is not None
             array = self._storage.copy()
         else:
@@ -205,7 +204,7 @@ class Tensor:
             else:
                 storage = np.frombuffer(source, dtype).reshape(shape)
                 if not storage.flags.aligned or source.readonly:
-                    # Nothing refers to the arena any more: the copy is the tensor from now on.
+                    # From now on the copy is the tensor's memory, and nothing refers to the arena.
                     storage = storage.copy()
                     self._source = b""
             self._storage = storage
@@ -224,11 +223,11 @@ class Tensor:
         return (1, 0)
 
     def __reduce__(self) -> Any:
-        # As upstream. A copy would have a view of memory that `_pass_on` gives away, and a large one has no pickle.
+        # As upstream. A copy would have a view of memory that `_pass_on` gives away, and a large tensor has no pickle.
         raise TypeError("cannot pickle or copy a Tensor: take what as_numpy() returns")
 
     def _watch(self) -> Optional[weakref.ref[memoryview]]:
-        """For a tensor in the arena: a reference that dies with the last view of its memory; None for all others.
+        """A reference that dies with the last view of the memory of a tensor in the arena; None for other tensors.
 
         The Tensor itself counts as a view: a model that keeps it may look at its memory later.
         """
@@ -247,7 +246,7 @@ class Tensor:
         return len(source) if isinstance(source, bytes) else source.nbytes
 
     def _pass_on(self) -> Optional[memoryview]:
-        """The memory of a tensor in the arena that nobody can have written to, from now on read-only; else None."""
+        """The memory of a tensor in the arena, read-only from now on; None if the model may have written to it."""
         source = self._source
         if type(source) is not memoryview or self._storage is not None:
             return None

@@ -72,7 +72,6 @@ def using_decoupled_model_transaction_policy(model_config: Dict[str, Any]) -> bo
 
 
 def set_model_dir(path: str) -> None:
-    """Tells the folder of the model's version."""
     global _model_dir
     _model_dir = path
 

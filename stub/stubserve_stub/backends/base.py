@@ -1,4 +1,4 @@
-"""What a stub asks of a backend: the seven functions of Triton's backend API, and what the server wants to know.
+"""The interface of a backend: the seven functions of Triton's backend API, and what the server wants to know.
 
 A stub runs one instance of one model, so each function is called at most once in a process, but for `execute`::
 
@@ -10,11 +10,11 @@ A stub runs one instance of one model, so each function is called at most once i
       execute                again and again; `is_ready`, `cancel`, `revoke` meanwhile
     instance_finalize, model_finalize, finalize     no further batch will come
 
-The first three may raise anything, and fail the load; `Refusal` does so in its own words. The last three are all
-called, whatever they raise, but not after a load that failed. All run on the main thread but `is_ready` and `cancel`.
+If one of the first three raises, the load fails; a `Refusal` becomes the error as it is. The last three are all called,
+whatever they raise, but not after a load that failed. All run on the main thread, except `is_ready` and `cancel`.
 
-An input that lies in the arena may be looked at until `execute` returns. A backend that keeps views beyond that says so
-through the batch's memory (see `runtime.batch`), and everything else that it was given it has dropped.
+An input that lies in the arena may be read until `execute` returns. A backend that keeps views for longer says so
+through the batch's memory (see `runtime.batch`), and has dropped everything else that it was given.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class ModelFiles(NamedTuple):
 
 
 class InstanceSetup(NamedTuple):
-    """What an instance is told: its name, the seven arguments of Triton's `initialize` (the configuration as JSON is
-    `model_config`), the names of the model's outputs, and whether it answers with any number of responses."""
+    """What an instance gets. `arguments` are the seven of Triton's `initialize`, with the configuration as JSON."""
 
     name: str
     arguments: Dict[str, str]
@@ -49,14 +48,14 @@ class InstanceSetup(NamedTuple):
 
 
 class Backend:
-    """One backend in one stub. All functions but `execute` are optional."""
+    """All functions but `execute` are optional."""
 
     host: Host
-    # Known after `model_initialize`: whether `complete_config` is to be asked, and what of the contract the model has
+    # Known after `model_initialize`: whether to call `complete_config`, and which methods of the contract the model has
     completes_config: bool = False
     serves_after_completion: bool = False
     methods: Sequence[str] = ()
-    # Known after `instance_initialize`: whether `is_ready` is to be asked
+    # Known after `instance_initialize`: whether to call `is_ready`
     checks_readiness: bool = False
 
     def initialize(self, host: Host) -> None:
@@ -75,7 +74,7 @@ class Backend:
     def execute(self, batch: Batch) -> Sequence[Entry]:
         """The entries of the batch's RESULT, one for each slot, as `wire.messages` has them.
 
-        What it raises is the answer to all of its requests. It calls `batch.computed()` before it encodes.
+        An exception is the answer to all requests of the batch. It calls `batch.computed()` before it encodes.
         """
         raise NotImplementedError
 
@@ -89,14 +88,14 @@ class Backend:
         pass
 
     def is_ready(self) -> bool:
-        """Whether the model would take a request now. On a thread of its own; what it raises is the reason of a no."""
+        """Whether the model would accept a request now. On a thread of its own; an exception is the reason of a no."""
         return True
 
     def cancel(self, number: int, indices: Sequence[int]) -> None:
-        """The clients of these requests of a batch are gone, also after it has been executed. On the control thread.
+        """The clients of these requests of a batch are gone. May come after its execution, and on the control thread.
 
         The batch's own `cancelled` has them already.
         """
 
     def revoke(self, number: int) -> None:
-        """All requests of this batch are answered with an error: nothing more may be sent for them."""
+        """The requests of this batch have been answered with an error: nothing more may be sent for them."""

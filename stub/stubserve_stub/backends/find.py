@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 PYTHON = "python"
-# Where each lies. Nothing is imported but the one that a stub runs.
+# The module and class of each. A stub imports only the one that it runs.
 BUILT_IN = {
     PYTHON: ("stubserve_stub.backends.python.backend", "PythonBackend"),
     "identity": ("stubserve_stub.backends.identity", "IdentityBackend"),
@@ -15,14 +15,13 @@ BUILT_IN = {
     "onnxruntime": ("stubserve_stub.backends.onnxruntime.backend", "OnnxRuntimeBackend"),
     "pytorch": ("stubserve_stub.backends.pytorch.backend", "PyTorchBackend"),
 }
-# Those that run in the environment that a model names, for the packages that they need are there
+# Those that run in the environment that a model names, because their packages are there
 IN_ENVIRONMENTS = frozenset({PYTHON, "onnxruntime", "pytorch"})
 
-# Those that stand for the model.py beside the library in Triton, too: `runtime: "model.py"` means something to them
+# Those for which `runtime: "model.py"` means something: in Triton they have a model.py beside the library
 WITH_PYTHON_RUNTIME = frozenset({"pytorch"})
 
 
 def find(name: str) -> Any:
-    """A new backend of that name."""
     module, backend = BUILT_IN[name]
     return getattr(importlib.import_module(module), backend)()

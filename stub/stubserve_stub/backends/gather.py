@@ -1,20 +1,20 @@
-"""Requests as one batch along the first dimension, and its outputs as theirs again: the same for all native backends.
+"""Joins requests to one batch along the first dimension, and divides its outputs again, for all native backends.
 
-A batch of one request is not copied: its inputs are the views that came (but one that does not lie where its data type
-may lie is). Of several requests each input is copied once, straight into one buffer, which is used again for the next
-batch, unless a model has kept it. Outputs are not copied: each request gets a slice, and where that lies in room that
-the backend has asked for, it is answered from there. Only outputs that some request asks for are asked of the model.
+A batch of one request is not copied: its inputs are the views that came (but an input that is not aligned for its data
+type is copied). Each input of several requests is copied once, into a buffer that is used again for the next batch,
+unless a model has kept it. Outputs are not copied: each request gets a slice. A slice that lies in room that the
+backend has asked for is answered from there. The model is asked only for outputs that some request wants.
 
-Which requests run as one. Those that give the same inputs in the same shapes, but for the first dimension; others run
-after one another, as do all requests of a model without batching. The scheduler sees to it that this is rare. Shapes
-that may differ, inputs made for each run and outputs that are parted by shapes are `backends.ragged`'s.
+Requests run together if they have the same inputs in the same shapes, apart from the first dimension. Others run one
+after the other, which the scheduler keeps rare; so do all requests of a model without batching. Shapes that may differ,
+inputs made for each run, and outputs that are divided by shapes are the business of `backends.ragged`.
 
-BYTES. Backends compute on elements, not on the bytes in which they travel: an input's `memory` is a flat array of `str`
-objects, as what runs models takes no others, and an output's is one of `bytes` objects. Strings that are no text are
-the mistake of the request that has them: it is refused, and the others of its run go on without it.
+BYTES. Backends compute on elements: the `memory` of an input is a flat array of `str` objects, because runtimes take no
+others, and that of an output is one of `bytes` objects. A request with strings that are no text is refused, and the
+others of its run go on without it.
 
 Cost. For a batch of one request 3 µs; for each further one a copy of its inputs, a slice for each output, 1.2 µs. Right
-behind a model that has used the caches it takes three times as long, so loops over requests are short.
+after a model that has used the caches it takes three times as long, so loops over requests are short.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from stubserve_stub.wire.places import ZeroPages, zeros
 
 
 class Gathered(NamedTuple):
-    """What a model is to compute in one run: `inputs` with all rows, and the names of the outputs that are asked for.
+    """One run of a model: `inputs` with all rows, and the names of the outputs that are wanted.
 
-    `requests` is how many share the run, `rows` how many rows they have together.
+    `requests` is how many share the run, `rows` is the sum of their rows.
     """
 
     inputs: Dict[str, InputView]
@@ -61,8 +61,8 @@ class Mistakes(Exception):
 class Gatherer:
     """Runs the requests of one model's batches. With `batches` the first dimension of every tensor is the batch's.
 
-    `ragged` is what the model's configuration says of ragged batches, None for nothing. `reader` is what takes strings
-    as text only, as it is called in errors.
+    `ragged` is what the configuration says about ragged batches, or None. `reader` names what takes only text, for
+    errors.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class Gatherer:
         self._reader = reader
         # By the name of an input: what batches are gathered into
         self._buffers: Dict[str, np.ndarray] = {}
-        # What was made of each for the last batch, alive while anybody looks at it
+        # The joined input of each for the last batch, alive while anything refers to it
         self._gathered: "Dict[str, weakref.ref[Any]]" = {}
 
     def run(self, requests: Sequence[NativeRequest], compute: Compute) -> List[NativeResponse]:
         """The response to each request. `compute` returns at least the outputs that it is asked for.
 
-        Strings that are none are the mistake of one request, and answer that one. What else is refused, by `compute` or
-        here, answers those requests that share a run. Whatever else is raised is for all.
+        A request with strings that are no text gets an error of its own. Any other Refusal, of `compute` or from here,
+        answers the requests that share a run. Any other exception is for the whole batch.
         """
         together = self._together(requests)
         if len(together) == 1:
@@ -100,7 +100,7 @@ class Gatherer:
             return [[index] for index in range(len(requests))]
         if self._alike(requests):
             return [list(range(len(requests)))]
-        # What all requests of a run have in common: their inputs, in whatever order, and the shape of a row
+        # The requests of a run have the same inputs, in any order, with rows of the same shape
         ragged = () if self._ragged is None else self._ragged.inputs
         alike: Dict[Any, List[int]] = {}
         for index, request in enumerate(requests):
@@ -109,7 +109,7 @@ class Gatherer:
         return list(alike.values())
 
     def _alike(self, requests: Sequence[NativeRequest]) -> bool:
-        """Whether all run as one, as nearly always; nothing is made for each request."""
+        """Whether all run together, which is the usual case. Makes no object for each request."""
         ragged = () if self._ragged is None else self._ragged.inputs
         first = requests[0].inputs
         for request in requests:
@@ -137,7 +137,7 @@ class Gatherer:
         return [_refused(refusals[index]) if index in refusals else next(answers) for index in range(len(requests))]
 
     def gather(self, requests: Sequence[NativeRequest]) -> Gathered:
-        """One run for requests of which all inputs fit. Raises Mistakes for strings that are none, else Refusal."""
+        """One run for requests whose inputs fit. Raises Mistakes for strings that are no text, else Refusal."""
         first = requests[0]
         ragged = self._ragged
         mistakes: Dict[int, Refusal] = {}
@@ -164,10 +164,10 @@ class Gatherer:
         return Gathered(inputs, outputs, len(requests), sum([request.rows for request in requests]))
 
     def scatter(self, requests: Sequence[NativeRequest], outputs: Dict[str, Output]) -> List[NativeResponse]:
-        """The outputs of one run for the requests that have shared it. Raises Refusal if rows or elements miss."""
+        """The outputs of one run, divided among its requests. Raises Refusal if rows or elements are missing."""
         ragged = self._ragged
         rows = sum([request.rows for request in requests])
-        # Of each output what each request gets
+        # For each output: the part of each request
         parts: Dict[str, Sequence[Output]] = {}
         for name, output in outputs.items():
             if ragged is not None and ragged.scatters(name):
@@ -185,7 +185,7 @@ class Gatherer:
         ]
 
     def _rows(self, output: Output, requests: Sequence[NativeRequest], rows: int) -> Sequence[Output]:
-        """An output's part for each request, by their rows. Raises Refusal if it has others than the batch's."""
+        """An output's part for each request, by their rows. Raises Refusal if it has not the rows of the batch."""
         name, datatype, shape, memory = output
         if not shape or shape[0] != rows:
             raise Refusal(self._misfit(requests, output, rows))
@@ -230,7 +230,7 @@ class Gatherer:
         if buffer is None or buffer.nbytes < nbytes or self._gathered[name]() is not None:
             buffer = self._buffers[name] = np.empty(nbytes, np.uint8)
         joined: Any = np.frombuffer(memoryview(buffer), np.uint8, nbytes)  # type: ignore[arg-type]
-        # All that is made of this array has the memoryview below it, as in `backends.native`.
+        # All views of this array keep the memoryview below it alive, as in `backends.native`.
         self._gathered[name] = weakref.ref(joined.base)
         if kinds == {bytes}:
             joined.base[:nbytes] = b"".join(memories)
@@ -239,7 +239,7 @@ class Gatherer:
         return InputView(name, datatype, shape, joined)
 
     def _texts(self, views: Sequence[InputView], mistakes: Dict[int, Refusal]) -> InputView:
-        """One BYTES input of one or several requests, as a flat array of its texts; `mistakes` gets what is none."""
+        """A BYTES input of some requests as a flat array of texts; `mistakes` gets strings that are no text."""
         name, datatype = views[0].name, views[0].datatype
         texts: List[str] = []
         for index, view in enumerate(views):
@@ -270,7 +270,7 @@ def _refused(refusal: Refusal) -> NativeResponse:
 
 
 def _among_zeros(memories: Sequence[Any], nbytes: int) -> Any:
-    """The joined memory of slots of which some are empty: it takes as much as the others bring."""
+    """The joined memory of slots of which some are empty; it takes no more memory than the others have."""
     joined = np.asarray(zeros(nbytes))
     end = 0
     for memory in memories:
@@ -297,7 +297,7 @@ def _ask_alike(requests: Sequence[NativeRequest]) -> bool:
 
 
 def _wired(parts: Sequence[Output]) -> Sequence[Output]:
-    """Parts of an output as they travel: BYTES with their lengths."""
+    """Parts of an output in the form of the wire: BYTES with their lengths."""
     if not parts or parts[0].datatype != BYTES:
         return parts
     return [part._replace(memory=strings.join(part.memory.tolist())) for part in parts]

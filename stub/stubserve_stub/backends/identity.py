@@ -1,8 +1,7 @@
-"""The identity backend, as Triton's: each `OUTPUT<x>` is answered with what came as `INPUT<x>`, of any data type.
+"""The identity backend, as in Triton: each `OUTPUT<x>` is `INPUT<x>`, of any data type.
 
-It is for tests and measurements: nothing is copied, so what it takes is what the server takes. Rules, texts and the
-example parameters of every response are those of Triton's identity backend. These parameters of a configuration slow
-it down on purpose:
+It is for tests and measurements: it copies nothing, so it measures the server. Rules, texts and the example parameters
+of every response are those of Triton's backend. These parameters of a configuration slow it down on purpose:
 
     creation_delay_sec               how long a load takes
     execute_delay_ms                 how long a batch takes
@@ -23,13 +22,11 @@ from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, nbytes_of
 
 _INPUT, _OUTPUT = "INPUT", "OUTPUT"
 
-# Triton's shows with these how a backend sends parameters.
+# Triton's backend shows with these how a backend sends parameters.
 _EXAMPLES: Dict[str, Any] = {"param0": "an example string parameter", "param1": 42, "param2": False}
 
 
 class IdentityBackend(NativeBackend):
-    """One instance of a model that answers with its inputs."""
-
     def instance_initialize(self, instance: InstanceSetup) -> None:
         super().instance_initialize(instance)
         tensors = _checked(self.config)
@@ -64,7 +61,7 @@ class IdentityBackend(NativeBackend):
         return NativeResponse(outputs, _EXAMPLES)
 
     def _zeros(self, output: str, rows: int) -> InputView:
-        """What stands for an input that is missing; empty texts for BYTES."""
+        """Zeros in place of a missing input; empty texts for BYTES."""
         datatype, shape = self._optional[output]
         shape = [rows, *shape] if self._batches else shape
         return InputView("", datatype, shape, bytes(nbytes_of(datatype, shape)))

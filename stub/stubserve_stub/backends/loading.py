@@ -14,7 +14,7 @@ from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.datatypes import BY_NUMBER
 
 if TYPE_CHECKING:
-    # The server wants none of a stub's process when it looks at a file.
+    # The server needs nothing of a stub's process when it looks at a file.
     from stubserve_stub.backends.base import InstanceSetup
 
 
@@ -39,7 +39,7 @@ def compare(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], inf
         _compare_ragged(model, tensor, info)
         return
     if what == "output" and any(name in made["target_name"] for made in config.get("batch_output", ())):
-        return  # it is what all requests get of it that has the dimensions of the configuration
+        return  # the dimensions of the configuration are those of each request's part
     dims = dims_of(tensor)
     batches = bool(config.get("max_batch_size"))
     if info.dims or batches:
@@ -108,7 +108,7 @@ _BY_VALUES = {"int32_false_true": "TYPE_INT32", "fp32_false_true": "TYPE_FP32", 
 
 
 def added_inputs(config: Mapping[str, Any]) -> List[Dict[str, Any]]:
-    """Inputs that no client sends, each with name, data_type and dims."""
+    """Inputs of sequence batching, which no client sends, each with name, data_type and dims."""
     sequences = config.get("sequence_batching") or {}
     found: List[Dict[str, Any]] = []
     for given in sequences.get("control_input") or ():
@@ -130,7 +130,7 @@ def _tensor(state: Mapping[str, Any], name: str) -> Dict[str, Any]:
 
 
 class Parameters:
-    """The parameters of one model, whose configuration is the server's JSON. What is not given is empty, 0 or None."""
+    """The parameters of a model, from the server's JSON. A parameter that is not given is empty, 0 or None."""
 
     def __init__(self, backend: str, config: Mapping[str, Any], settings: Mapping[str, str]) -> None:
         self._backend = backend
@@ -139,7 +139,6 @@ class Parameters:
         self._settings = settings
 
     def text(self, name: str) -> str:
-        """A parameter, empty where there is none."""
         value: str = self._parameters.get(name, {}).get("string_value", "")
         return value
 
@@ -152,7 +151,7 @@ class Parameters:
         return _flag(self.text(name), self.called(name))
 
     def called(self, name: str) -> str:
-        """What an error calls a parameter."""
+        """The name of a parameter in errors."""
         return "parameter '{}' of model '{}'".format(name, self._model)
 
     def setting(self, name: str, default: str = "0") -> int:
@@ -194,7 +193,7 @@ def import_package(package: str, extra: str) -> Any:
 
 
 def lacks(package: str, extra: str) -> str:
-    """What a model's load and `check` say where the environment of this process has no such package."""
+    """The text of a load and of `check` where the environment of this process lacks a package."""
     return (
         "the backend {} needs the package {}, which the environment {} does not have: pip install 'stubserve[{}]' "
         "adds it to the server's, or the parameter EXECUTION_ENV_PATH names an environment that has it".format(
@@ -218,12 +217,12 @@ _KINDS: List[Tuple[bytes, str]] = [
     (b"\x89HDF", "an HDF5 file"),
     (b"<", "a web page or XML"),
 ]
-# So many bytes are enough to tell.
+# So many bytes are enough to recognise a file.
 HEAD_BYTES = 200
 
 
 def resemblance(head: bytes) -> str:
-    """For the end of a sentence that says what the file is not; empty for files of unknown kinds."""
+    """What the file seems to be, for the end of a sentence; empty for files of unknown kinds."""
     for start, what in _KINDS:
         if head.startswith(start):
             return "; it is " + what

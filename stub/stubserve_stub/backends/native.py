@@ -1,14 +1,14 @@
-"""Shared by backends that compute on tensors, not on the objects of `pb_utils`: views come in, outputs go out.
+"""What backends share that compute on tensors, not on the objects of `pb_utils`: views come in, outputs go out.
 
-`compute` gets the whole batch at once: the requests, each with its `rows` along the first dimension. `backends.gather`
-makes one tensor of them, and parts its outputs. Nothing is copied here: an input's memory is the arena's, and an output
-that lies in it, or in `room` that was asked for, is answered from there.
+`compute` gets the whole batch: the requests, each with its `rows` along the first dimension. `backends.gather` makes
+one tensor of them, and divides its outputs. Nothing is copied here: an input's memory is the arena's, and an output
+that lies there, or in `room` that was asked for, is answered from there.
 
-Of each input above INLINE_BYTES there is one array. What is made of it keeps the memoryview alive at its bottom, and
-what is alive when `execute` has returned is held (`runtime.batch`); so a backend may keep an input without a word.
+Each input above INLINE_BYTES is one array. All views of it keep the memoryview at its bottom alive, and inputs that are
+alive when `execute` has returned are held (`runtime.batch`). So a backend may simply keep an input.
 
-Implicit states (`runtime.states`) are further inputs, always read-only, and outputs that a request asks for besides its
-own, for a backend that `keeps_states`; `compute` need not know of them.
+For a backend that `keeps_states`, implicit states (`runtime.states`) are additional inputs, always read-only, and
+additional outputs of a request; `compute` need not know of them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from stubserve_stub.wire.places import LIST, ZEROS, zeros
 
 
 class InputView(NamedTuple):
-    """An input. `memory` is its bytes: `bytes` where they are few, else an array of uint8, read-only where others see
-    them, too.
+    """An input. `memory` is `bytes` for a small one, else an array of uint8, read-only where others see it, too.
 
     BYTES are as they travel: each element behind its length.
     """
@@ -47,7 +46,7 @@ class InputView(NamedTuple):
 
 
 class NativeRequest(NamedTuple):
-    """One request: its inputs by name, the outputs that are asked for, and its rows along the first dimension.
+    """One request: its inputs by name, the outputs that it wants, and its rows along the first dimension.
 
     Without batching there is no such dimension, and `rows` is 1.
     """
@@ -67,7 +66,7 @@ class Output(NamedTuple):
 
 
 class NativeResponse(NamedTuple):
-    """What a request is answered with: outputs, or an error of which `code` is one of `wire.codes`."""
+    """The answer to a request: outputs, or an error whose `code` is one of `wire.codes`."""
 
     outputs: Sequence[Output] = ()
     parameters: Optional[Dict[str, Any]] = None
@@ -75,16 +74,16 @@ class NativeResponse(NamedTuple):
     code: int = 0
 
 
-# A NamedTuple's own way takes twice as long, which counts where there is one for each request of a batch.
+# A NamedTuple's own constructor takes twice as long, which counts where each request of a batch needs one.
 made: Any = tuple.__new__
 
 
 class NativeBackend(Backend):
-    """The part of a backend that deals with the wire; `compute` is left to each."""
+    """The part of a backend that deals with the wire; each backend has its own `compute`."""
 
-    # What Triton's Python backend would call the methods of the model
+    # The methods of the contract that a Python model would have
     methods = ("execute",)
-    # Whether `compute` may write to its inputs where nobody else reads them; if not, all of them are read-only
+    # Whether `compute` may write to inputs that nobody else reads; if not, all inputs are read-only
     writes_inputs = True
     # Whether inputs and outputs of `compute` may be states
     keeps_states = False
@@ -105,16 +104,16 @@ class NativeBackend(Backend):
             )
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
-        """The response to each request. What it raises is the answer to all of them."""
+        """The response to each request. An exception is the answer to all of them."""
         raise NotImplementedError
 
     def room(self, nbytes: int) -> Optional[np.ndarray]:
-        """Memory for outputs of the batch that is computed, uint8, from where they need no copy; None if it is full."""
+        """Memory (uint8) for outputs of the current batch, which are sent from there; None if there is no room."""
         assert self._batch is not None, "only `compute` may ask"
         try:
             return self._batch.reserve(nbytes)
         except ArenaFull:
-            return None  # what is copied for each request may fit yet, and its error is that request's own
+            return None  # a copy for each request may still fit, and if not, only that request fails
 
     def execute(self, batch: Batch) -> Sequence[Entry]:
         requests = [self._request(wire, batch) for wire in batch.requests if wire is not None]
@@ -127,7 +126,7 @@ class NativeBackend(Backend):
         entries: List[Entry] = []
         try:
             for wire in batch.requests:
-                # Not a comprehension: when one fails, those before it count.
+                # Not a comprehension: when one entry fails, those before it have to be known.
                 regions = None if batch.regions is None else batch.regions.writer(len(entries))
                 entry = None if wire is None else entry_of(next(given), batch, regions)
                 entries.append(entry)
@@ -145,12 +144,12 @@ class NativeBackend(Backend):
             batch.computed()
 
     def _compute_with_states(self, states: States, batch: Batch, requests: List[NativeRequest]) -> List[NativeResponse]:
-        """As `_compute`: each request is given its sequence's states, and the new ones are kept."""
+        """As `_compute`, with the states of each request's sequence; the new states are kept."""
         there = [(wire, number) for wire, number in zip(batch.requests, batch.sequences) if wire is not None]
         updates = states.updates([number for _, number in there], [RequestOptions(*wire[1]).flags for wire, _ in there])
         try:
             responses = self._compute(batch, [_with_states(*pair, states) for pair in zip(requests, updates)])
-            # In room that several share, the state of one that is silent would keep that of all.
+            # In room that several requests share, the state of a silent sequence would keep the room of all.
             placer = batch if len(requests) == 1 else self.host.channel
             kept = zip(requests, updates, responses)
             return [_without_states(*one, placer) for one in kept]
@@ -164,7 +163,7 @@ class NativeBackend(Backend):
         for wire_input in wire_inputs:
             name, datatype, shape, place = wire_input
             if type(place) is bytes:
-                # Has the form of the wire.
+                # A wire input has the same fields.
                 inputs[name] = made(InputView, wire_input)
             else:
                 inputs[name] = InputView(name, datatype, shape, _view(name, place, batch, self.writes_inputs))
@@ -203,7 +202,7 @@ def _with_states(request: NativeRequest, update: StateUpdate, states: States) ->
 def _without_states(
     request: NativeRequest, update: StateUpdate, response: NativeResponse, placer: Any
 ) -> NativeResponse:
-    """The response with the outputs that its request has asked for; the states are kept."""
+    """The response with only the outputs that its request wants; keeps the states."""
     if response.error or not update.sequence:
         return response
     try:
@@ -228,7 +227,7 @@ def entry_of(response: NativeResponse, placer: Any, in_regions: Optional[RegionW
         for output in response.outputs:
             name, datatype, shape, buffer = output
             if type(buffer) is bytes and len(buffer) <= INLINE_BYTES:
-                # What goes into the message as it is has the form of the wire already.
+                # An output that goes into the message as it is has the form of the wire already.
                 outputs.append(output)
                 continue
             place = None if in_regions is None else in_regions(name, buffer)

@@ -1,4 +1,4 @@
-"""Ragged batches: requests of one run whose inputs have different shapes, and the tensors that tell a model of them.
+"""Ragged batches: requests of one run whose inputs have different shapes, and the tensors that describe these.
 
 Three parts of a configuration belong together, with Triton's rules:
 
@@ -15,8 +15,8 @@ Three parts of a configuration belong together, with Triton's rules:
     batch_output         BATCH_SCATTER_WITH_INPUT_SHAPE: such an output has no rows. Each request gets as many elements
                          as its shape has, which is the configuration's, with variable dimensions as in its source input
 
-What an element count counts includes the batch dimension. Where upstream would read or write past the end of memory,
-because an output has too few elements, the requests are refused.
+Element counts include the batch dimension. When an output has too few elements, the requests are refused; upstream
+would read or write past the end of memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Shapes = Sequence[Sequence[int]]
 
 
 class _BatchInput(NamedTuple):
-    """What is made for each run: under each of the names in `targets`, from the shapes of `source`."""
+    """An input that is made for each run, under each name in `targets`, from the shapes of `source`."""
 
     kind: str
     targets: Sequence[str]
@@ -44,14 +44,14 @@ class _BatchInput(NamedTuple):
 
 
 class _Scattered(NamedTuple):
-    """An output that is parted by the shapes of `source`; a dimension of -1 is taken from there."""
+    """An output that is divided by the shapes of `source`; a dimension of -1 is taken from there."""
 
     source: str
     dims: Sequence[int]
 
 
 class RaggedBatches:
-    """What a model's configuration says of ragged batches. `inputs` are those without a shape."""
+    """What a configuration says about ragged batches. `inputs` are those without a shape."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.inputs: FrozenSet[str] = frozenset(
@@ -72,7 +72,7 @@ class RaggedBatches:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Optional[RaggedBatches]":
-        """None for a model that has nothing of the kind, as most."""
+        """None for a model without ragged batches."""
         ragged = cls(config)
         return ragged if ragged.inputs or ragged._made or ragged._scattered else None
 
@@ -93,11 +93,11 @@ class RaggedBatches:
         return inputs
 
     def scatters(self, name: str) -> bool:
-        """Whether an output is parted by the shapes of an input, and not by rows."""
+        """Whether an output is divided by the shapes of an input, and not by rows."""
         return name in self._scattered
 
     def parts(self, output: Output, requests: Sequence[NativeRequest]) -> List[Output]:
-        """An output's part for each request. Raises Refusal if it has more or fewer elements than they take."""
+        """An output's part for each request. Raises Refusal if it has more or fewer elements than these parts."""
         source, dims = self._scattered[output.name]
         shapes = [self._filled(output.name, dims, source, self._shape(request, source)) for request in requests]
         counts = [elements_of(shape) for shape in shapes]

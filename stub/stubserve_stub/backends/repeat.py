@@ -1,19 +1,18 @@
-"""The repeat and square backends, as Triton's: decoupled models for tests, which are Python models that are built in.
+"""The repeat and square backends, as in Triton: decoupled models for tests, built in as Python models.
 
-`repeat` answers with each element of IN, after as many milliseconds as DELAY has for it. Inputs are IN (INT32), DELAY
-(UINT32, of IN's shape) and WAIT (UINT32, one element); each response has an element as OUT and its index as IDX. The
-instance takes the next request after WAIT milliseconds, so the responses of several requests may mix. Without elements
-there is no response but the end.
+`repeat` answers with each element of IN, after its DELAY in milliseconds. Inputs are IN (INT32), DELAY (UINT32, of IN's
+shape) and WAIT (UINT32, one element); each response has an element as OUT and its index as IDX. The instance takes the
+next request after WAIT milliseconds, so responses of several requests may mix. Without elements only the end is sent.
 
-`square` answers a request whose IN is n with n responses, in each of which OUT is n. These parameters of a
-configuration change what it does; those that are no numbers are left out, with a line in the log:
+`square` answers a request whose IN is n with n responses whose OUT is n. These parameters of a configuration change
+that; values that are no numbers are ignored, with a line in the log:
 
     CUSTOM_INFER_DELAY_NS    how long each response takes
     CUSTOM_OUTPUT_DELAY_NS   how long its output takes besides
     CUSTOM_FAIL_COUNT        so many of the last responses are errors
     CUSTOM_EMPTY_COUNT       behind those, so many are left out
 
-The configuration has to have these tensors: the `_check` functions compare them, in upstream's texts.
+The `_check` functions compare the configuration with these tensors, in upstream's texts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from stubserve_stub.backends.python.backend import PythonBackend
 from stubserve_stub.backends.python.model import Model
 from stubserve_stub.runtime.failure import Refusal
 
-# How soon a thread that waits finds out that nobody reads its responses any more
+# A waiting thread looks so often whether its client has gone
 _LOOK_S = 0.1
 
 
@@ -54,7 +53,7 @@ class _StreamingModel:
         raise NotImplementedError
 
     def answers(self, request: InferenceRequest) -> Callable[[InferenceResponseSender], None]:
-        """What sends all responses to a request but its end. A Refusal that it raises is the only response."""
+        """A function that sends all responses to a request but its end. A Refusal of it is the only response."""
         raise NotImplementedError
 
     def execute(self, requests: List[InferenceRequest]) -> None:
@@ -142,8 +141,6 @@ class _Square(_StreamingModel):
 
 
 class RepeatBackend(PythonBackend):
-    """One instance of a model that answers element by element."""
-
     model_class: Any = _Repeat
 
     def model_initialize(self, model: ModelFiles) -> None:
@@ -160,8 +157,6 @@ class RepeatBackend(PythonBackend):
 
 
 class SquareBackend(RepeatBackend):
-    """One instance of a model that answers n with n times n."""
-
     model_class = _Square
 
 
@@ -180,7 +175,7 @@ def _stream(answers: Callable[[InferenceResponseSender], None], sender: Inferenc
 
 
 def _is_cancelled(sender: InferenceResponseSender, seconds: float) -> bool:
-    """Sleeps, but not for long when nobody reads any more, which it tells."""
+    """Sleeps, but not for long once the client has gone; whether it has."""
     end = time.monotonic() + seconds
     while not sender.is_cancelled():
         left = end - time.monotonic()
@@ -191,9 +186,9 @@ def _is_cancelled(sender: InferenceResponseSender, seconds: float) -> bool:
 
 
 def _check_tensors(config: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str]) -> Dict[str, List[int]]:
-    """The dimensions of all inputs and outputs. Raises Refusal for a wrong number or order of them.
+    """The dimensions of all inputs and outputs. Raises Refusal for their wrong number or order.
 
-    Data types are for `_check_types`, which upstream does last.
+    Upstream compares data types last: see `_check_types`.
     """
     given = (("input", inputs, config["input"]), ("output", outputs, config["output"]))
     for what, expected, tensors in given:
@@ -210,7 +205,7 @@ def _check_tensors(config: Mapping[str, Any], inputs: Sequence[str], outputs: Se
 
 
 def _check_single(dims: Mapping[str, Sequence[int]], *names: str) -> None:
-    """Raises Refusal for a tensor that may be anything but one element."""
+    """Raises Refusal for a tensor that may have other than one element."""
     for name in names:
         if list(dims[name]) != [1]:
             raise Refusal("expected {} shape to be [1], got {}".format(name, shape_text(dims[name])))

@@ -1,20 +1,20 @@
-"""A batch as it reaches a backend: the requests of one EXECUTE message, and the memory that their tensors lie in.
+"""A batch as a backend gets it: the requests of one EXECUTE message, and the memory of their tensors.
 
 An input above INLINE_BYTES is a view of the arena, owned by its request until the batch's result reaches the parent. So
 after the backend has executed
 
-1. an output that lies inside an input of this batch, or inside an output of another model that this one has called (a
-   lease), is answered with its place there, without a copy;
-2. the backend drops all objects that it was given and keeps no use for, and what is still alive is held: those inputs
-   are named as held, and an output of step 1 that lies in held memory is copied after all.
+1. an output inside an input of this batch, or inside an output of a model that this one has called (a lease), is
+   answered with its place there, without a copy;
+2. the backend drops all objects that it was given and does not need. Inputs that are still alive are named as held, and
+   an output of step 1 in held memory is copied after all.
 
-An input is a read-only view if others read its memory too, if it is small (COPIED_BYTES), or if the backend says that
-it writes to none: the pages stay protected then, which saves two system calls for each. A backend that can write its
-outputs where it is told asks for room (`reserve`): an output that lies there, whole or in part, is answered from there.
-Everything else is copied once, into the stub's own segment, or into the message when it is small.
+An input is a read-only view if others read its memory, too, if it is small (COPIED_BYTES), or if the backend writes to
+no inputs: then the pages stay protected, which saves two system calls for each. A backend that can choose where it
+writes its outputs asks for room (`reserve`), and outputs in it are answered from there. All other outputs are copied
+once, into the stub's own segment, or into the message if they are small.
 
-What is alive is known by weak references: whoever makes objects over an input's memory says which reference dies with
-the last of them (`watch`), or that somebody else looks after the input beyond the batch (`lend`).
+Weak references tell what is alive. The code that makes objects over an input's memory either gives the reference that
+dies with the last of them (`watch`), or says that others look after the input beyond the batch (`lend`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from stubserve_stub.wire.places import InArena, Lent, Place, Shared
 
 
 class _Room:
-    """A block of the stub's own segment that a backend writes outputs to. `parts` are those that are answered with.
+    """A block of the stub's own segment that a backend writes outputs to. `parts` are the pieces that are outputs.
 
-    They are given out in ascending order; `end` is the address up to which the block is given out.
+    They are given out in ascending order, up to the address `end`.
     """
 
     __slots__ = ("address", "end", "nbytes", "offset", "parts")
@@ -55,10 +55,9 @@ class _Room:
 class Batch:
     """The requests of one batch (None for each slot that is empty), and its memory.
 
-    `sequences` are the numbers of the sequences whose states go with them, empty for models without implicit state.
-    `cancelled` are the indices of those that nobody waits for any more; it may be replaced at any time, from another
-    thread. `regions` is None for a batch that does not refer to shared memory of clients; in one that does, an input
-    there is an array in place of its place.
+    `sequences` are the numbers of the requests' sequences, empty for models without implicit state. `cancelled` are the
+    indices of requests whose clients are gone; another thread may replace it at any time. `regions` is None for a batch
+    that does not refer to shared memory of clients; in one that does, such an input is an array instead of a place.
     """
 
     __slots__ = (
@@ -94,7 +93,7 @@ class Batch:
         self._channel = channel
         # Inputs: (address, nbytes, offset) of each
         self._inputs: List[Tuple[int, int, int]] = []
-        # The offsets of inputs that others look after, and whose models may go on writing to them
+        # The offsets of inputs that others look after; models may go on writing to these
         self._lent: List[int] = []
         self._watched: "List[Tuple[int, weakref.ref[Any]]]" = []
         # Leases in which outputs lie
@@ -102,14 +101,14 @@ class Batch:
         self._rooms: List[_Room] = []
 
     def computed(self) -> None:
-        """The model is done; what follows is the encoding of its answers, which the statistics count apart."""
+        """The model is done. The statistics count the encoding of its answers, which follows, separately."""
         self.computed_ns = time.monotonic_ns()
 
     def input(self, name: str, wire: Any, writable: bool = True) -> Tuple[int, memoryview]:
-        """Where an input of this name lies that is not in the message, and its memory; maybe read-only.
+        """The offset and memory of an input that is not in the message; the memory may be read-only.
 
-        `wire` is its place as it came. Without `writable` the memory is read-only in any case. Raises Refusal if it
-        lies where this stub has nothing to look for.
+        `wire` is its place as it came. Without `writable` the memory is always read-only. Raises Refusal if it lies
+        where this stub may not read.
         """
         place = places.unpack(wire)
         if not isinstance(place, (InArena, Shared)):
@@ -125,18 +124,18 @@ class Batch:
         return place.offset, view
 
     def watch(self, offset: int, reference: "Optional[weakref.ref[Any]]") -> None:
-        """`reference` dies with the last view of the input at `offset`; None if there is no view any more."""
+        """`reference` dies with the last view of the input at `offset`; None if no view is left."""
         if reference is not None:
             self._watched.append((offset, reference))
 
     def lend(self, offset: int) -> None:
-        """The input at `offset` is used beyond this batch, and others tell when no more."""
+        """The input at `offset` is used beyond this batch; others say when that ends."""
         self._lent.append(offset)
 
     def reserve(self, nbytes: int) -> "np.ndarray[Any, Any]":
         """Room for outputs, as an array of uint8, until the batch's result is sent. Raises ArenaFull.
 
-        What is never answered with is free after that, and what is, when it has been read.
+        Parts that are no outputs are free then; outputs are free when they have been read.
         """
         offset = self._channel.memory.reserve(nbytes)
         arena = self._channel.arena
@@ -144,7 +143,7 @@ class Batch:
         return np.frombuffer(arena.view(offset, nbytes), np.uint8)
 
     def place(self, buffer: Any) -> Place:
-        """Where the bytes of an output lie, or its strings where it is a list of them. Raises ArenaFull."""
+        """The place of an output, given as a buffer or as a list of strings. Raises ArenaFull."""
         if not isinstance(buffer, (bytes, list)) and buffer.nbytes > INLINE_BYTES:
             given = self._given(buffer, buffer.nbytes)
             if given is not None:
@@ -152,7 +151,6 @@ class Batch:
         return self._channel.place(buffer)
 
     def free(self, offsets: Sequence[int]) -> None:
-        """Takes back what `place` has given."""
         for room in self._rooms:
             freed = [offset for offset in offsets if offset in room.parts]
             if freed:
@@ -161,14 +159,14 @@ class Batch:
         self._channel.free(offsets)
 
     def take_back(self, entries: Sequence[Entry]) -> None:
-        """Frees the outputs of a result's entries that are not to be sent after all."""
+        """Frees the outputs of entries that are not sent after all."""
         self.free([offset for entry in entries if isinstance(entry, tuple) for offset in own_offsets(entry[1])])
 
     def settle(self, entries: Sequence[Entry]) -> Tuple[List[int], Sequence[Entry]]:
         """Finds the inputs that are still held, and moves outputs out of them: (held offsets, entries of the result).
 
-        To be called under the channel's `sending`, which is kept until the result is sent: nobody may tell that a held
-        input has been let go of before the parent knows that it is held.
+        To be called under the channel's `sending`, which is kept until the result is sent: the parent has to hear that
+        an input is held before it hears of its release.
         """
         held: List[int] = []
         if self._rooms:
@@ -196,7 +194,7 @@ class Batch:
         return held, [self._moved(entry, spans) if isinstance(entry, tuple) else entry for entry in entries]
 
     def _leave_rooms(self) -> None:
-        """From now on what was answered with of each room is freed by whoever reads it."""
+        """From now on the readers free the outputs in each room."""
         rooms, self._rooms = self._rooms, []
         for room in rooms:
             if not room.parts:
@@ -205,7 +203,7 @@ class Batch:
                 self._channel.memory.split(room.offset, room.parts)
 
     def _given(self, buffer: Any, nbytes: int) -> Optional[Place]:
-        """The place of a buffer that lies in memory which the stub was given, or has reserved, else None."""
+        """The place of a buffer in memory that the stub was given or has reserved, else None."""
         if self._rooms or self._inputs:
             address = address_of(buffer)
         for room in self._rooms:

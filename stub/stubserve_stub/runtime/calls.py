@@ -1,14 +1,14 @@
-"""Requests that a model makes, as the stub sends them and hears of their answers.
+"""Requests that a model makes: the stub sends them and receives their answers.
 
-Answers come over a ring with a doorbell of its own, which the threads that wait read: the first one takes the reader's
-part and blocks in the kernel on the doorbell, so the answer to a lone call wakes the very thread that wants it. It also
-takes what arrives for others and wakes them; when it has its own answer it passes the part on to one that still waits.
-While coroutines wait, their event loop watches the doorbell too, and reads when no thread does.
+Answers come over a ring with a doorbell of its own. The first thread that waits takes the reader's part and blocks in
+the kernel on the doorbell, so the answer to a lone call wakes the very thread that wants it. The reader also takes
+answers for other threads and wakes these; when it has its own answer, it passes the part on to a thread that still
+waits. While coroutines wait, their event loop watches the doorbell, too, and reads when no thread does.
 
 A call holds up its instance when the main thread waits for it in `execute`. The server must know, because instances
-that wait for each other in a circle would do so for ever. Of a call by the main thread that is plain. A call by another
-thread or a coroutine holds up the instance if the main thread waits for that one; so a watch looks, for calls that are
-not answered in WATCH_S, whether the main thread is in one of Python's own waits, and reports them.
+that wait for each other in a circle would wait for ever. A call by the main thread always does. A call by another
+thread or a coroutine does if the main thread waits for that one. So when a call is not answered in WATCH_S, a watch
+looks whether the main thread is in one of Python's own waits, and reports the call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PYTHONS_WAITS = threading.Condition.wait.__code__.co_filename
 
 
 class OpenCall:
-    """One request under way. `answers` are those that have come and that nobody has taken: (response, final)."""
+    """One request under way. `answers` have come and were not taken yet: (response, final)."""
 
     __slots__ = ("answers", "blocking", "number", "on_answer", "opened_at", "reads", "waiter")
 
@@ -43,9 +43,9 @@ class OpenCall:
         self.number = number
         self.blocking = blocking
         self.answers: Deque[Tuple[Any, bool]] = collections.deque()
-        # Called once, on whichever thread has read the first answer
+        # Called once, on the thread that has read the first answer
         self.on_answer = on_answer
-        # Of a thread that waits: whether it reads, and the lock that it sleeps on while another one does
+        # Of a waiting thread: whether it reads, and the lock that it sleeps on while another thread reads
         self.reads = False
         self.waiter: Optional[threading.Lock] = None
         self.opened_at = 0.0
@@ -61,10 +61,10 @@ class Calls:
         self._numbers = itertools.count(1)
         self._main_thread = threading.main_thread().ident
         self._guard = threading.Lock()
-        # Under the guard: whether somebody has the reader's part, and who waits meanwhile
+        # Under the guard: whether a thread has the reader's part, and the calls of those that wait
         self._reading = False
         self._followers: List[OpenCall] = []
-        # What event loops watch in place of the doorbell: uvloop makes what it watches non-blocking.
+        # Event loops watch this instead of the doorbell, because uvloop makes what it watches non-blocking.
         self._arrivals = select.epoll()
         self._arrivals.register(channel.answer_doorbell, select.EPOLLIN)
         # Event loops that have coroutines waiting, and how many
@@ -98,27 +98,26 @@ class Calls:
         if not call.answers:
             try:
                 self._await(call)
-            finally:  # a signal handler of the model's may have raised, wherever this was
+            finally:  # a signal handler of the model may have raised at any point
                 self._leave(call)
         return call.answers.popleft()
 
     def cancel(self, call: OpenCall) -> None:
-        """Asks the model that was called to stop."""
         self.channel.send(messages.pack_cancel(call.number))
 
     def taken(self, call: OpenCall, count: int, nbytes: int) -> None:
-        """Tells how many answers to a call, and how much of them, have been taken since the last time."""
+        """Says how many answers to a call, and how many bytes of them, were taken since the last time."""
         self.channel.send(messages.pack_taken(call.number, count, nbytes))
 
     def discard(self, call: OpenCall) -> None:
-        """Nobody takes further answers. Safe to call from a finalizer."""
+        """The model takes no further answers. Safe in a finalizer."""
         if self._open.pop(call.number, None) is not None:
             self.channel.send_later(messages.pack_discard(call.number))
 
     # Reading
 
     def _read(self) -> None:
-        """Takes the answers that have come; sleeps until there are any. For the thread that has the reader's part."""
+        """Takes the answers that have come; sleeps until there are some. For the thread with the reader's part."""
         for number, final, response, frees in self.channel.receive_answers():
             self.channel.free(frees)
             answer = self._decode(self.channel, response)
@@ -136,8 +135,11 @@ class Calls:
                 told()
 
     def _await(self, call: OpenCall) -> None:
-        """Reads, or sleeps while somebody else does, until there is an answer. `_leave` undoes it, however far it came:
-        so a part is noted with the call before it is taken, and a lock is closed before anybody may open it."""
+        """Reads, or sleeps while another thread reads, until there is an answer.
+
+        `_leave` undoes it at any point: so the reader's part is noted with the call before it is taken, and a lock is
+        closed before another thread may open it.
+        """
         while not call.answers:
             with self._guard:
                 if call.answers:
@@ -156,7 +158,7 @@ class Calls:
                     self._read()
 
     def _leave(self, call: OpenCall) -> None:
-        """Nobody waits for `call` any more; where it has the reader's part, that is passed on."""
+        """Ends the wait for `call`, and passes the reader's part on if it has that."""
         with self._guard:
             call.waiter = None
             if call in self._followers:
@@ -178,7 +180,7 @@ class Calls:
     # Coroutines
 
     def expect(self, loop: asyncio.AbstractEventLoop) -> None:
-        """A coroutine of the loop that runs here waits for an answer."""
+        """A coroutine of the running loop waits for an answer."""
         waiting = self._loops.get(loop, 0)
         self._loops[loop] = waiting + 1
         if not waiting:
@@ -192,13 +194,13 @@ class Calls:
             loop.remove_reader(self._arrivals.fileno())
 
     def forget(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The loop has been closed, whoever waited in it."""
+        """The loop has been closed."""
         self._loops.pop(loop, None)
 
     def _on_readable(self) -> None:
         with self._guard:
             if self._reading:
-                return  # a thread reads, and takes what is for coroutines as well
+                return  # a thread reads, also for coroutines
             self._reading = True
         try:
             if self._arrivals.poll(0):

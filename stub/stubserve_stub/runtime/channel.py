@@ -2,12 +2,12 @@
 
 Outputs are placed in the stub's own segment and freed when the parent says that their readers are done (`frees`).
 Inputs belong to the parent; it takes them back when a batch's result arrives, except those that the result names as
-held. What a model was given beyond a batch (held inputs, outputs in the answers to its own requests) it keeps until the
-last view dies, on any thread at any moment. What runs then only notes the offset and pokes the main thread, which tells
-the parent, unless another message does it first.
+held. A model keeps held inputs, and outputs in answers to its own requests, until their last view dies, on any thread
+at any moment. The code that runs then only notes the offset and pokes the main thread, which tells the parent, unless
+another message does so first.
 
-Only the main thread receives. Any thread may send, place and free: two locks keep them apart. `sending` may be held
-over several sends, so that nothing comes in between.
+Only the main thread receives. Any thread may send, place and free, under two locks. `sending` may be held over several
+sends, so that nothing comes in between.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Channel:
         self._log_levels = theirs[layout.LOG_LEVELS : layout.LOG_LEVELS + 1]
         self._patience = Patience(theirs)
         self.sending = threading.RLock()
-        # What the main thread does after a poke, besides
+        # What else the main thread does after a poke
         self.on_poke: Callable[[], None] = lambda: None
-        # Who judges the responses to requests that were lent memory of their clients, by batch and slot
+        # The judges of responses to requests with memory of their clients, by batch and slot
         self.judges: Dict[Tuple[int, int], SlotInputs] = {}
         # Weak references to the memory of held inputs; they only have to be kept
         self._held: Dict[int, "weakref.ref[Any]"] = {}
@@ -68,7 +68,7 @@ class Channel:
         self.set_health(STARTING)
 
     def set_health(self, state: int, batch: int = 0) -> int:
-        """Publishes what the stub is doing and since when, which it returns: CLOCK_MONOTONIC in ns."""
+        """Publishes what the stub is doing; returns since when: CLOCK_MONOTONIC in ns."""
         words = self._words
         words[layout.HEALTH_BATCH] = batch
         words[layout.HEALTH_SINCE_NS] = now = time.monotonic_ns()
@@ -92,13 +92,13 @@ class Channel:
                 return self._reader.take(count, self._decode)
 
     def send(self, message: bytes) -> None:
-        """Sends one packed message; waits for room in the ring when the parent is behind. Raises ArenaFull."""
+        """Sends a packed message; waits for room in the ring while the parent is behind. Raises ArenaFull."""
         flags = 0
         if len(message) > MAX_RECORD:
             message, flags = messages.pack_spilled(self.memory.place(message)), SPILLED
         with self.sending:
             while not self._writer.put(message, flags):
-                # The parent drains the ring whenever it runs; it has simply not run yet.
+                # The parent drains the ring whenever it runs; it has not run yet.
                 time.sleep(0.0005)
             self._writer.announce()
 
@@ -109,10 +109,7 @@ class Channel:
         return self._answers.take(count, self._decode_answer)
 
     def place(self, buffer: Any) -> Place:
-        """Where the bytes of a contiguous buffer lie: in the message itself if they are few. Raises ArenaFull.
-
-        Strings one by one are a list.
-        """
+        """The place of a contiguous buffer or list of strings: in the message if it is small. Raises ArenaFull."""
         if isinstance(buffer, list):
             if listed_bytes(buffer):
                 return AsList(buffer)
@@ -137,12 +134,12 @@ class Channel:
         self._held[key] = weakref.ref(memory, gone)
 
     def drop(self, offset: int) -> None:
-        """The last view of what the stub was given at `offset` is gone. Safe to call from a finalizer."""
+        """The last view of memory that the stub was given at `offset` is gone. Safe in a finalizer."""
         self._released.append(offset)
         self.poke()
 
     def respond(self, key: Tuple[int, int], start_ns: int, wire: WireResponse, acknowledge: bool) -> None:
-        """Sends a response that is not the final one; the parent says when it has passed it on if asked to."""
+        """Sends a response that is not the final one. With `acknowledge` the parent says when it has passed it on."""
         self._respond(key, start_ns, wire, messages.ACKNOWLEDGE if acknowledge else 0, ())
 
     def respond_last(
@@ -165,7 +162,7 @@ class Channel:
             else:
                 held.append((offset, memory))
         self._respond(key, start_ns, wire, messages.FINAL, [offset for offset, _ in held])
-        # Only now: nobody may tell of their death before the message that tells that they are alive.
+        # Only now: the message that says that they are alive has to go out before one about their death.
         for offset, memory in held:
             self.hold(offset, memory)
 
@@ -179,18 +176,18 @@ class Channel:
         try:
             self.send(messages.pack_response(*key, start_ns, wire, flags, held))
         except ArenaFull as full:
-            # The message itself is too long for a record. Somebody waits for it, so it must end in one way or another.
+            # The message itself is too long for a record. The request has to end all the same.
             assert wire is not None
             self.free(own_offsets(wire[1]))
             self.send(messages.pack_response(*key, start_ns, no_memory(full), flags, held))
 
     def send_later(self, message: bytes) -> None:
-        """Has a message sent when the main thread is free, or with the next one. Safe to call from a finalizer."""
+        """Has a message sent when the main thread is free, or with the next one. Safe in a finalizer."""
         self._afterthoughts.append(message)
         self.poke()
 
     def send_and_report(self, pack: Callable[[List[int]], bytes]) -> None:
-        """Sends the message that `pack` makes of what has been let go of. Raises ArenaFull."""
+        """Sends the message that `pack` makes of the offsets whose last views have died. Raises ArenaFull."""
         with self.sending:
             released = self._take_released()
             try:
@@ -200,9 +197,9 @@ class Channel:
                 raise
 
     def cut_off(self, refuse: Callable[..., Any]) -> None:
-        """Cuts this process, which the stub's was copied to by a fork, off from the rings: using them calls `refuse`.
+        """Cuts this process, a fork of the stub, off from the rings: any use of them calls `refuse`, which raises.
 
-        That raises. Locks that other threads of the stub may have held at the fork are made anew.
+        Locks that other threads of the stub may have held at the fork are made anew.
         """
         self.sending = threading.RLock()
         self.memory.renew_locks()
@@ -210,7 +207,7 @@ class Channel:
             setattr(self, method, refuse)
 
     def poke(self) -> None:
-        """Has the main thread look after what is noted for it. Safe from any thread and in a destructor."""
+        """Has the main thread do what is noted for it. Safe from any thread and in a destructor."""
         if not self._poked:
             self._poked = True
             poke(self._request_doorbell)

@@ -1,21 +1,21 @@
 """Clients' shared memory in a stub: inputs are read and outputs written where they are.
 
 A client registers a file in /dev/shm with the server, which passes its descriptor on to each stub that needs it. A stub
-maps it when a batch first refers to it. What happens when a region goes away while it is used says `region_window`.
+maps it when a batch first refers to it. `region_window` says what happens when a region goes away while it is used.
 
-**Inputs are private.** A model may write to what it is given, and its client must not see that. So an input is a view
-of a private mapping (MAP_PRIVATE): a page that the model writes to is copied by the kernel, the others are the client's
-own. A mapping is lent to one input at a time, and lent again when the last view of that has died. For 4 MiB a mapping
-that is kept takes 9 µs, a new one 147 µs, a copy with `preadv` 437 µs. What the model has written to is given back to
-the kernel before: nothing if this process has had no page fault meanwhile (2 µs to know), else the kernel is asked for
-each page (/proc/self/pagemap, 36 µs for 4 MiB).
+**Inputs are private.** A model may write to its inputs, and its client must not see that. So an input is a view of a
+private mapping (MAP_PRIVATE): the kernel copies a page that the model writes to, the others are the client's own. A
+mapping is lent to one input at a time, and lent again when the last view of that input has died. Before that, pages
+that the model has written to go back to the kernel: none if this process has had no page fault meanwhile (2 µs to
+know), else /proc/self/pagemap tells which (36 µs for 4 MiB). For 4 MiB a kept mapping takes 9 µs, a new one 147 µs, a
+copy with `preadv` 437 µs.
 
-**What a model keeps is its own.** A client may write the next request into its region as soon as it has its answer, or
-make it smaller. So what is still alive after `execute` is put into memory of this process, at the address where it is.
-Of a request that has been answered it is copied (`keep`). One that is still open may have a thread of its model at work
-on it, whose writes a copy could lose: its pages become private where they are (`detach`). Those the kernel takes away
-with the file, which is what `torn` says then. After the last response nobody asks for that any more: a model that goes
-on with such an input may find zeros there, as its client could have sent. Either way costs 2 ms for 4 MiB, for few.
+**What a model keeps is its own.** A client may write the next request into its region, or make the region smaller, as
+soon as it has its answer. So inputs that are still alive after `execute` move into memory of this process, at the same
+address. Inputs of an answered request are copied (`keep`). A thread of the model may still work on inputs of an open
+request, and a copy could lose its writes: so their pages become private in place (`detach`). The kernel takes these
+away when the file shrinks, and `torn` is true then. After the last response this is not checked any more: a model that
+goes on with such an input may find zeros there. Either way takes 2 ms for 4 MiB, and is rare.
 
 **Outputs are copied once**, from where the model has them into a shared mapping, if they fit.
 """
@@ -38,12 +38,12 @@ from stubserve_stub.wire.arena import bytes_at
 
 # How many private mappings of a region are kept for the next input
 _KEPT = 4
-# More than a datagram of the server's has
+# More than any datagram of the server has
 _DATAGRAM = 256
 
 
 class Loan:
-    """What lies at the bottom of all views of one input; with the last of them it ends."""
+    """The bottom of all views of one input; it ends with the last of them."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_pool", "window")
 
@@ -59,7 +59,7 @@ class Loan:
 
 
 class ClientRegion:
-    """One region: `nbytes` from `start` on of the file behind a descriptor, which it closes."""
+    """One region: `nbytes` from `start` on in the file behind a descriptor, which it closes."""
 
     def __init__(self, descriptor: int, start: int, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -71,20 +71,20 @@ class ClientRegion:
         self._file = (status.st_dev, status.st_ino)
 
     def overlaps(self, offset: int, nbytes: int, other: ClientRegion, at: int, size: int) -> bool:
-        """Whether a part of this region is also within a part of another."""
+        """Whether a part of this region overlaps a part of another."""
         if self._file != other._file:
             return False
         first, second = self._start + offset, other._start + at
         return first < second + size and second < first + nbytes
 
     def lend(self, offset: int, nbytes: int) -> Tuple["np.ndarray[Any, Any]", Loan]:
-        """A part of it to be read, and written to by nobody else; bytes. Raises RegionGone."""
+        """A part of it as private bytes. Raises RegionGone."""
         self._check(offset, nbytes)
         loan = Loan(self._private(), self._kept, offset, nbytes)
         return np.asarray(loan), loan
 
     def copy(self, offset: int, nbytes: int) -> "np.ndarray[Any, Any]":
-        """What is in a part of it now. Raises RegionGone."""
+        """A copy of a part of it. Raises RegionGone."""
         array, loan = self.lend(offset, nbytes)
         copied: np.ndarray = array.copy()
         if loan.window.torn:
@@ -92,7 +92,7 @@ class ClientRegion:
         return copied
 
     def write(self, offset: int, data: Any) -> None:
-        """Puts a contiguous buffer into it. Raises RegionGone, and then some of it may be there."""
+        """Writes a contiguous buffer into it. Raises RegionGone, perhaps after a part has been written."""
         source = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else data.reshape(-1).view(np.uint8)
         self._check(offset, source.nbytes)
         window = self._shared
@@ -104,7 +104,7 @@ class ClientRegion:
             raise RegionGone("it has become smaller, or /dev/shm is full")
 
     def close(self) -> None:
-        """Nothing of it is lent any more; what is lent goes on."""
+        """Lends nothing more of it; what is lent stays valid."""
         os.close(self._descriptor)
         self._shared = None
         kept, self._kept = self._kept, collections.deque()
@@ -115,7 +115,7 @@ class ClientRegion:
             raise RegionGone("it has become smaller")
 
     def _private(self) -> Window:
-        """A private mapping that shows what the client has in the region now."""
+        """A private mapping with the present content of the region."""
         while self._kept:
             window = self._kept.pop()
             if not window.torn and window.renew():
@@ -124,7 +124,7 @@ class ClientRegion:
 
 
 class ClientRegions:
-    """The regions that the server has told of, over the socket `descriptor`. Safe on any thread."""
+    """The regions that the server has sent over the socket `descriptor`. Safe on any thread."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -152,7 +152,7 @@ class ClientRegions:
                 region.close()
 
     def _receive(self) -> None:
-        """Takes what the server has told. It has told of a region before it sends a batch that refers to that."""
+        """Takes the regions that the server has sent. It sends a region before a batch that refers to it."""
         while True:
             try:
                 data, ancillary, _, _ = self._socket.recvmsg(_DATAGRAM, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)

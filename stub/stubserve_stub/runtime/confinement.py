@@ -1,19 +1,20 @@
 """The rights that a stub gives up before it runs code of its model, by prctl, setrlimit and Landlock.
 
-- No new privileges: what a model starts can gain none (sudo and other programs of set-user-ID run as the stub's user).
+- No new privileges: processes that a model starts can gain none (sudo and other set-user-ID programs run as the stub's
+  user).
 - A limit on the memory that is the stub's own (RLIMIT_DATA: heap, arrays, stacks of threads; not the arena, nor files
   that are mapped). A process that asks for more gets a MemoryError.
-- Files: with Landlock nothing can be written, made or removed but in some folders; to read is allowed as before.
-- Network: with Landlock no TCP connection can be made or waited for, and none to an abstract Unix socket of others,
-  where the kernel knows how to forbid that. Other sockets are beyond it.
-- With either of these Landlock also keeps the stub from tracing processes that are not its own (their memory, their
-  descriptors), and where the kernel knows how, from sending them signals. Root goes around that by capabilities
-  (CAP_PERFMON reads the environment of any process), so a stub that runs as root keeps those of a container's root.
+- Files: with Landlock files can be written, made or removed only in some folders; reading is not affected.
+- Network: with Landlock the stub cannot connect or listen over TCP, nor connect to abstract Unix sockets of others
+  where the kernel can forbid that. Landlock does not know other sockets.
+- With either of these Landlock also keeps the stub from tracing other processes (their memory, their descriptors) and,
+  where the kernel can, from sending them signals. Capabilities of root go around that (CAP_PERFMON reads the
+  environment of any process), so a stub that runs as root keeps only those of a container's root.
 
-Landlock counts for the thread that asks and all it starts later, so all this is done first of all. It is told in an
-environment variable, a line for each thing. None of it can be taken back, not by the model's children either.
+Landlock covers the calling thread and all that it starts later, so this is done first of all. An environment variable
+says what to do, a line for each thing. None of it can be undone, not by the model's children either.
 
-As a program it is confined, and becomes the program of its arguments: `python -I -S <this file> PROGRAM ARGUMENTS...`.
+As a program this file confines itself and becomes another one: `python -I -S <this file> PROGRAM ARGUMENTS...`.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from typing import List, Tuple
 
 VARIABLE = "STUBSERVE_CONFINEMENT"
 
-# What this file exits with as a program where it cannot become the other, as shells do
+# The exit status of this file as a program where the other one cannot be run, as in shells
 CANNOT_RUN = 127
 
-# The words that lines begin with
+# The first words of lines
 NO_NEW_PRIVILEGES, MEMORY, FILES, WRITABLE, NO_NETWORK = (
     "no-new-privileges",
     "memory",
@@ -40,20 +41,20 @@ NO_NEW_PRIVILEGES, MEMORY, FILES, WRITABLE, NO_NETWORK = (
 )
 
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
-# Those of files and users, of ports below 1024, raw sockets, locked memory and chroot. None makes devices.
+# Capabilities for files and users, ports below 1024, raw sockets, locked memory and chroot. None makes devices.
 _KEPT = frozenset((0, 1, 3, 4, 5, 6, 7, 10, 13, 14, 18))
 # The same numbers on all architectures
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = 1
 _PATH_BENEATH = 1
-# What changes files: write; remove folders and files; make devices, folders, files, sockets, pipes, links; and, since
-# versions 2 and 3 of Landlock, move between folders and truncate.
+# Changes of files: write; remove folders and files; make devices, folders, files, sockets, pipes, links. Versions 2 and
+# 3 of Landlock add: move between folders, truncate.
 _WRITE_FILE = 1 << 1
 _CHANGES = _WRITE_FILE | sum(1 << bit for bit in range(4, 13))
 _MOVE, _TRUNCATE = 1 << 13, 1 << 14
 _BIND_TCP, _CONNECT_TCP = 1, 2
 _ABSTRACT_SOCKETS, _SIGNALS = 1, 2
-# The first versions of Landlock that know TCP, and of processes outside
+# The first versions of Landlock that know TCP, and processes outside the sandbox
 NETWORK_VERSION = 4
 SCOPE_VERSION = 6
 
@@ -64,7 +65,7 @@ def landlock_version() -> int:
 
 
 def confine() -> None:
-    """Gives up what the variable says, and takes the variable away. Raises OSError where the kernel refuses."""
+    """Gives up the rights that the variable names, and removes it. Raises OSError where the kernel refuses."""
     lines = [line.partition(" ") for line in os.environ.pop(VARIABLE, "").splitlines()]
     words = [word for word, _, _ in lines]
     for word, _, value in lines:
@@ -74,7 +75,7 @@ def confine() -> None:
         _check(_libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
     if FILES in words or NO_NETWORK in words:
         for number in set(range(64)) - _KEPT:
-            # Counts with the next program. A process that is not root may not do this, and has none.
+            # Takes effect with the next program. A process that is not root may not do this, and needs not.
             _libc().prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
         _landlock(FILES in words, [value for word, _, value in lines if word == WRITABLE], NO_NETWORK in words)
 
@@ -94,7 +95,7 @@ def _landlock(files: bool, writable: List[str], no_network: bool) -> None:
             try:
                 folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
             except OSError:
-                continue  # what is not there cannot be written to
+                continue  # a missing folder cannot be written to
             try:
                 allowed = changes if os.path.isdir(path) else changes & (_WRITE_FILE | _TRUNCATE)
                 rule = struct.pack("=Qi", allowed, folder)
@@ -107,7 +108,7 @@ def _landlock(files: bool, writable: List[str], no_network: bool) -> None:
 
 
 def _rights(version: int) -> Tuple[int, int]:
-    """What can be forbidden, of files and of the network."""
+    """What this version can forbid: (of files, of the network)."""
     changes = _CHANGES | (_MOVE if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
     return changes, _BIND_TCP | _CONNECT_TCP if version >= NETWORK_VERSION else 0
 

@@ -1,11 +1,11 @@
 """The stub's end of the control socket: everything that is rare. Handshake, readiness, cancellation, logs, end of life.
 
-A daemon thread reads the socket from the first moment on. What the main thread has to do goes into `inbox`; what must
-not wait for it (a running `execute` keeps it busy) is handled here. When the socket ends, the parent is gone, and so is
-the stub, whatever its model is doing.
+A daemon thread reads the socket from the start. Orders for the main thread go into `inbox`; messages that must not wait
+for it (a running `execute` keeps it busy) are handled here. When the socket ends, the parent is gone, and the stub
+ends, whatever its model is doing.
 
-Anything may be sent at any moment, also by a finalizer that runs in the middle of sending on the same thread: every
-message goes through an outbox, and the thread that is sending sends until that is empty.
+A message may be sent at any moment, also by a finalizer that interrupts a send on the same thread. So every message
+goes through an outbox, and the thread that sends goes on until it is empty.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Message = Dict[str, Any]
 
 
 class _Thread(threading.local):
-    """Of each thread, whether it is sending."""
+    """For each thread: whether it is sending."""
 
     sending = False
 
 
 class Control:
-    """Sends and receives control messages. `send` may be called from any thread."""
+    """`send` may be called from any thread."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -44,11 +44,11 @@ class Control:
         threading.Thread(target=self._read, name="stubserve-control", daemon=True).start()
 
     def handle(self, kind: str, handler: Callable[[Message], None]) -> None:
-        """From now on messages of this kind go to `handler`, on the control thread, and not into the inbox."""
+        """Has messages of this kind go to `handler`, on the control thread, and not into the inbox."""
         self._handlers[kind] = handler
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Sends one message; ends the process where that cannot be, but for one that was forked from the stub's."""
+        """Sends one message; ends the process if that fails, unless it is a fork of the stub."""
         self._outbox.append(frame(dict(fields, kind=kind)))
         if self._thread.sending:
             return
@@ -57,11 +57,11 @@ class Control:
             try:
                 with self._sending:
                     self._send_outbox()
-            finally:  # a signal handler of the model's may raise
+            finally:  # a signal handler of the model may raise
                 self._thread.sending = False
 
     def _begin_anew(self) -> None:
-        """In a forked process, which may log: what other threads were sending at that moment is theirs."""
+        """For a forked process, which may log: messages of the stub's other threads are not its own."""
         self._outbox.clear()
         self._sending = threading.Lock()
         self._thread = _Thread()
@@ -73,7 +73,7 @@ class Control:
             except OSError as error:
                 self._outbox.clear()
                 if os.getpid() == self._pid:
-                    # The model has closed what is not its own, or the parent is gone. It would wait for this for ever.
+                    # The model has closed this descriptor, or the parent is gone. The stub would wait for ever.
                     print("The line to the server is lost:", error, file=sys.stderr, flush=True)
                     os._exit(1)
 

@@ -1,4 +1,4 @@
-"""The texts in which an exception out of a backend, or out of a model's code, reaches the client and the log.
+"""The texts of an exception of a backend, or of a model, for the client and for the log.
 
 The client's has upstream's form (checked against Triton 2.51), because people read it, search for it and test for it::
 
@@ -8,13 +8,13 @@ The client's has upstream's form (checked against Triton 2.51), because people r
       /models/m/1/model.py(12): helper
       /models/m/1/model.py(30): execute
 
-Innermost frame first. As upstream, it starts at the innermost frame of the traceback and follows its callers, so a
-caller's line is where that frame stood last. Causes, contexts and notes are not part of it. A coroutine (before Python
-3.13 a generator, too) has lost its callers by then. Frames of the stub are not shown: upstream's are C++ and have none.
+The innermost frame comes first. As in upstream, the text follows the callers of that frame, so the line of a caller is
+where its frame stood last. Causes, contexts and notes are not part of it. A coroutine (before Python 3.13 a generator,
+too) has lost its callers by then. Frames of the stub are not shown; upstream's stub is C++ and has none.
 
-The log's is what Python itself shows, without frames of the stub and of the import system; a very long text is cut in
-the middle. The lines of source are those that run: `keep_sources` reads them when a model is loaded, because its files
-may be saved again while the old code goes on serving.
+The log's text is Python's own, without frames of the stub and of the import system; a very long text is cut in the
+middle. It shows the source that runs: `keep_sources` reads it when a model is loaded, because the files may be saved
+again while the old code goes on serving.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from typing import List, Optional, Sequence, Set
 from stubserve_stub.wire import codes
 
 _PACKAGE = "stubserve_stub."
-# The modules that call into a model, or a backend: the callers beyond them are none of the model's.
+# The modules that call a model or a backend; frames beyond them are not the model's.
 _ENTRIES = tuple(_PACKAGE + name for name in ("backends.python.backend", "backends.python.model", "runtime.main_loop"))
 
 
 class Refusal(Exception):
-    """A refusal of a backend. The client gets its words as they are, without type and frames.
+    """A refusal of a backend. The client gets its text as it is, without type and frames.
 
-    `code` is one of `wire.codes`, for whoever answers single requests with it.
+    `code` is one of `wire.codes`, for the answer to a single request.
     """
 
     def __init__(self, text: str, code: int = codes.INTERNAL) -> None:
@@ -44,12 +44,12 @@ class Refusal(Exception):
 
 
 def describe(exc: BaseException) -> str:
-    """What a client is told of an exception."""
+    """The text of an exception for a client."""
     return str(exc) if isinstance(exc, Refusal) else format_exception(exc)
 
 
 def format_exception(exc: BaseException) -> str:
-    """The text of an exception that a model raised, with its frames."""
+    """The text of an exception of a model, with its frames."""
     frames = _frames(exc)
     failure = ""
     try:
@@ -66,7 +66,7 @@ def format_exception(exc: BaseException) -> str:
 
 
 def _named(failure: BaseException) -> str:
-    """An exception raised by another one's `__str__`; its own may be no better."""
+    """The text of an exception that another one's `__str__` has raised; its own `__str__` may raise, too."""
     try:
         text = "{}: {}".format(type(failure).__name__, failure)
     except BaseException:
@@ -76,7 +76,7 @@ def _named(failure: BaseException) -> str:
 
 
 def _frames(exc: BaseException, below: Optional[object] = None) -> List[str]:
-    """One line per frame of the model, innermost first; ends at the stub's call of the model, or at code `below`."""
+    """A line for each frame of the model, innermost first, up to the stub's call of the model or the code `below`."""
     trace = exc.__traceback__
     if trace is None:
         return []
@@ -85,7 +85,7 @@ def _frames(exc: BaseException, below: Optional[object] = None) -> List[str]:
     lines = []
     frame = trace.tb_frame
     while frame is not None:
-        module = str(frame.f_globals.get("__name__"))  # code that is executed by hand may have any, or none
+        module = str(frame.f_globals.get("__name__"))  # code run by `exec` may have any value here, or none
         if module in _ENTRIES or frame.f_code is below:
             break
         if not module.startswith(_PACKAGE):
@@ -100,7 +100,7 @@ _LONGEST = 16384
 
 
 def for_log(exc: BaseException) -> str:
-    """What the log is told of an exception: its type and message, then where it comes from."""
+    """The text of an exception for the log: its type and message, then where it comes from."""
     if isinstance(exc, Refusal):
         return str(exc)
     try:
@@ -111,13 +111,13 @@ def for_log(exc: BaseException) -> str:
         return describe(exc)
     if len(text) > _LONGEST:
         text = text[: _LONGEST // 2] + "\n  [...]\n" + text[-_LONGEST // 2 :]
-    # Of a syntax error its place comes first, indented; of a message with several lines the first one says most.
+    # A syntax error begins with its place, indented. Of a message of several lines the first says most.
     first = next(part for part in shown.format_exception_only() if not part.startswith(" ")).partition("\n")[0]
     return "{}\n{}".format(first[:_LONGEST], text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def keep_sources(folders: Sequence[str]) -> None:
-    """Has tracebacks show the modules that were imported from `folders` as their files are now."""
+    """Has tracebacks show modules imported from `folders` with the present content of their files."""
     inside = tuple(os.path.join(folder, "") for folder in folders)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
@@ -128,7 +128,7 @@ def keep_sources(folders: Sequence[str]) -> None:
 
 
 def _leave_out_stub(shown: "Optional[traceback.TracebackException]", seen: Set[int]) -> None:
-    """Takes the frames out of an exception that are none of the model's, and out of those that it comes from."""
+    """Removes frames that are not the model's from an exception, and from its causes and contexts."""
     if shown is None or id(shown) in seen:
         return
     seen.add(id(shown))

@@ -11,10 +11,10 @@ from stubserve_stub.wire import codes
 
 
 class Host:
-    """The stub's process, as its backend sees it. `instance` is what errors and log lines name.
+    """`instance` is the name in errors and log lines.
 
-    `settings` are those that the server has been given for the backend (--backend-config), `check_outputs` says which
-    answers are compared with the configuration (--check-outputs).
+    `settings` are the server's for the backend (--backend-config), `check_outputs` says which answers are compared with
+    the configuration (--check-outputs).
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class Host:
         self.control = control
 
     def log(self, level: int, file: str, line: int, text: str, request_id: str = "") -> None:
-        """Writes a line into the server's log; `level` is one of `wire.codes`, `request_id` that of its request."""
+        """Writes a line into the server's log; `level` is one of `wire.codes`, `request_id` the id of its request."""
         self.control.send("log", level=level, file=file, line=line, message=text, request_id=request_id)
 
     def failure(self, raised: BaseException) -> str:
-        """Logs what requests have failed of; the error that their clients get."""
+        """Logs why requests have failed, and returns the error for their clients."""
         self.log(codes.LOG_ERROR, "host.py", 0, self.failure_text(for_log(raised)))
         return self.failure_text(describe(raised))
 
     def failure_text(self, message: str) -> str:
-        """The error that the clients of requests get which have failed because of what `message` says."""
+        """The error for the clients of requests that have failed because of `message`."""
         return "Failed to process the request(s) for model '{}', message: {}".format(self.instance, message)

@@ -30,7 +30,7 @@ class _NotLoaded(Exception):
 
 
 class MainLoop:
-    """What a stub does from its first order to its last. `boot` is the message that it was started with."""
+    """What a stub does from its first order to its last. `boot` is the message that has started it."""
 
     def __init__(self, host: Host, boot: Dict[str, Any], backend: Backend) -> None:
         self._host = host
@@ -39,19 +39,19 @@ class MainLoop:
         self._channel = host.channel
         self._control = host.control
         self._process = os.getpid()
-        # For cancellation, which arrives on the control thread: the batch that runs, and what is said of later ones
+        # For cancellations, from the control thread: the batch that runs, and cancellations of later ones
         self._cancelling = threading.Lock()
         self._current: Optional[Batch] = None
         self._cancelled: Dict[int, Sequence[int]] = {}
         self._newest = 0
         self._stopped = False
-        # Made for the first batch that refers to one
+        # Made for the first batch that refers to a region
         self._client_regions: Optional[ClientRegions] = None
 
     def run(self) -> None:
         """Returns when the parent has said stop, or when there is nothing to serve.
 
-        Raises what breaks the stub itself, and in a process that the model has forked whatever leaves `execute`.
+        Raises errors of the stub itself, and in a process that the model has forked whatever leaves `execute`.
         """
         try:
             serves = self._load()
@@ -68,12 +68,12 @@ class MainLoop:
         """Turns whatever a stage raises into a "failed" message. Raises _NotLoaded then."""
         try:
             yield
-        except BaseException as error:  # a model may raise SystemExit, and the parent must hear of that too
+        except BaseException as error:  # a model may raise SystemExit, and the parent must hear of that, too
             self._control.send("failed", stage=stage, error=describe(error), log=for_log(error))
             raise _NotLoaded from None
 
     def _load(self) -> bool:
-        """Loads the model as the parent asks; False if the process was only to complete a configuration."""
+        """Loads the model as the parent asks; False if the process had only to complete a configuration."""
         boot, backend = self._boot, self._backend
         with self._reporting("import"):
             if boot["threads"]:
@@ -155,9 +155,9 @@ class MainLoop:
         entries: Sequence[Entry] = ()
         try:
             entries = self._backend.execute(batch)
-        except BaseException as raised:  # SystemExit and KeyboardInterrupt of a model are its error too
+        except BaseException as raised:  # SystemExit and KeyboardInterrupt of a model are errors of the model, too
             if os.getpid() != self._process:
-                raise  # of a process that the model has forked, see run()
+                raise  # in a process that the model has forked, see run()
             error = self._host.failure(raised)
         if regions is not None:
             requests = batch.requests = ()

@@ -1,4 +1,4 @@
-"""Outputs: the responses that they are part of, the memory that a stub puts its own into, and that of others'."""
+"""Outputs: their responses, the memory for a stub's own, and leases of other stubs' outputs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from stubserve_stub.wire.places import InArena
 from stubserve_stub.wire.stub_arena import StubArena
 
 if TYPE_CHECKING:
-    # What they import, msgpack, is not there where only the public module is wanted.
+    # These import msgpack, which is missing where only the public module is wanted.
     from stubserve_stub.runtime.control import Control
     from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 
 class InMessages:
-    """Places tensors where there is no arena: every one stays in its message."""
+    """Places tensors without an arena: each stays in its message."""
 
     def place(self, buffer: Any) -> bytes:
         """The bytes of a contiguous buffer, or of a list of strings."""
@@ -31,16 +31,15 @@ class InMessages:
         return buffer if isinstance(buffer, bytes) else buffer.tobytes()
 
     def free(self, offsets: Sequence[int]) -> None:
-        """Takes back what `place` has given, which is nothing."""
+        """Does nothing: `place` takes no memory."""
 
 
 def failed(message: str, code: int) -> WireResponse:
-    """A response that is an error."""
     return ((message, code), (), None)
 
 
 def no_memory(full: ArenaFull) -> WireResponse:
-    """The response in place of one whose outputs find no memory."""
+    """The response instead of one whose outputs find no memory."""
     return failed(str(full), codes.UNAVAILABLE)
 
 
@@ -49,22 +48,22 @@ def own_offsets(outputs: Sequence[WireTensor]) -> List[int]:
     return [place.offset for _, _, _, place in outputs if isinstance(place, InArena)]
 
 
-# What a stub asks for at least, and keeps although it does not use it: it would have to ask again.
+# A stub asks for at least so much, and keeps so much unused, because it would have to ask again.
 _GRAIN = 4 << 20
 
 
 class OutputMemory:
     """The memory of one stub's outputs: its own segment's heap, against what the server has granted it.
 
-    What is used again and again costs no message. A stub that needs more than it has been granted asks the server,
-    which may have to ask other stubs for theirs first, and waits for the answer. What it does not need any more it
-    gives back: by itself where it is much, and all of it when the server asks, because others need memory or the stub
-    is idle. Then the control thread does it, for the main thread may be in `execute` for long.
+    Memory that is used again and again costs no message. A stub that needs more than its grant asks the server, which
+    may first have to ask other stubs for theirs, and waits for the answer. It gives unused memory back: by itself if it
+    is much, and all of it when the server asks, because others need memory or the stub is idle. The control thread does
+    the latter, because the main thread may be in `execute` for long.
 
-    A block is one output as a rule. One that holds the outputs of several requests, which were computed as one, is
-    `split`: each part is freed for itself, and the last one frees the block.
+    A block is usually one output. A block with the outputs of several requests that were computed together is `split`:
+    each part is freed by itself, and the last part frees the block.
 
-    Until `connect` there is only what `arena.grant` has from the start. Safe on any thread.
+    Until `connect` there is only the first grant of `arena.grant`. Safe on any thread.
     """
 
     def __init__(self, arena: StubArena) -> None:
@@ -73,21 +72,21 @@ class OutputMemory:
         self._grain = min(_GRAIN, arena.limit // 64)
         self._allocator = Allocator(arena, arena.own, self._retain)
         self._guard = threading.Lock()
-        # The parts of blocks that have been split: their block and how many of its parts are left, which they share
+        # The parts of split blocks: a shared list with their block and the number of its parts that are left
         self._parts: Dict[int, List[int]] = {}
         self._control: Optional[Control] = None
-        # One asks at a time; and what the server says to that
+        # One thread asks at a time; the answers of the server
         self._asking = threading.Lock()
         self._answers: "queue.SimpleQueue[Dict[str, Any]]" = queue.SimpleQueue()
 
     def connect(self, control: Control) -> None:
-        """From now on the server can be asked for memory, and may ask for it."""
+        """Lets the stub ask the server for memory, and the server ask for it, from now on."""
         self._control = control
         control.handle("granted", self._answers.put)
         control.handle("give_back", lambda message: self.give_back(message["frees"]))
 
     def renew_locks(self) -> None:
-        """In a process that was forked from the stub's: another thread may have held them at the fork."""
+        """For a process forked from the stub: another thread may have held a lock at the fork."""
         self._guard, self._asking = threading.Lock(), threading.Lock()
 
     @property
@@ -103,7 +102,7 @@ class OutputMemory:
         return InArena(offset, source.nbytes)
 
     def reserve(self, nbytes: int) -> int:
-        """Where there is room in the stub's segment for an output that is still to be written. Raises ArenaFull."""
+        """The offset of room in the stub's segment for an output that is still to be written. Raises ArenaFull."""
         while True:
             try:
                 with self._guard:
@@ -113,7 +112,7 @@ class OutputMemory:
             self._get(missing)
 
     def split(self, block: int, parts: Sequence[int]) -> None:
-        """From now on a block is freed in parts: by the offsets at which they begin, of which each is another one."""
+        """Has a block be freed in parts, by the offsets at which they begin, all different."""
         shared = [block, len(parts)]
         with self._guard:
             for part in parts:
@@ -133,7 +132,7 @@ class OutputMemory:
             self._control.send("returned", nbytes=surplus, asked=False)
 
     def give_back(self, offsets: Sequence[int]) -> None:
-        """The server is done with these outputs, and wants back whatever is not used."""
+        """The server is done with these outputs, and wants unused memory back."""
         grant = self._arena.grant
         with self._guard:
             self._free(offsets)
@@ -154,9 +153,9 @@ class OutputMemory:
             self._allocator.free(offset)
 
     def _get(self, missing: int) -> None:
-        """Gets more granted, or makes room of what is kept warm. Raises ArenaFull.
+        """Asks for a larger grant, or frees warm memory. Raises ArenaFull.
 
-        Not with the lock held: the thread that hears the answer may need it first.
+        Not under the lock, which the thread that hears the answer may need first.
         """
         grant = self._arena.grant
         if self._control is None:
@@ -175,12 +174,11 @@ class OutputMemory:
 
 
 class Lease:
-    """What a stub was given in an answer to a request of its model: `nbytes` of the arena at `offset`.
+    """Memory of an answer to a request of the stub's model: `nbytes` of the arena at `offset`.
 
     A lease lies at the bottom of everything that a model can make of such an output: the tensor's memoryview, arrays
-    and their slices, buffer exports, DLPack capsules. When the last of them dies the lease dies, and `drop` tells the
-    parent. numpy knows a lease by its `__array_interface__`; that also works before Python 3.12, where a class
-    cannot offer a buffer.
+    and their slices, buffer exports, DLPack capsules. When the last of them dies, the lease dies, and `drop` tells the
+    parent. numpy reads `__array_interface__`, because before Python 3.12 a class cannot offer a buffer.
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_drop", "address", "nbytes", "offset")
@@ -193,7 +191,7 @@ class Lease:
         self._drop = drop
 
     def view(self) -> memoryview:
-        """The memory, writable; keeps the lease alive."""
+        """The writable memory; keeps the lease alive."""
         array: Any = np.asarray(self)
         return memoryview(array)
 

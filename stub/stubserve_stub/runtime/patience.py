@@ -1,25 +1,25 @@
-"""Whether a stub looks for its next batch for a moment before it goes to sleep.
+"""Decides whether a stub looks for its next batch for a moment before it sleeps.
 
-A sleeping process on another core has to be woken, which on a virtual machine takes longer than a small model runs: 40
-to 60 µs, and its caches are cold after that. So after a request that was alone in the server the stub watches a word in
-shared memory before it sleeps in the kernel. The parent raises the word with every announcement. It is only a hint: the
-doorbell (`wire.ring`) alone decides what may be read.
+To wake a process on another core takes 40 to 60 µs on a virtual machine, longer than a small model runs, and its caches
+are cold then. So after a request that was alone in the server, the stub watches a word in shared memory before it
+sleeps in the kernel. The parent raises the word with every announcement. The word is only a hint: the doorbell
+(`wire.ring`) alone decides what may be read.
 
-How long is learned from the pause before: twice of that, at least LEAST_NS. Where the last pause was longer than
-LONGEST_NS the stub sleeps at once; the next pause tells. A look that does not succeed is followed by pauses without
-one, for a core with busy neighbours has better work to do: by none after the first, for that may be a client that has
-become slower, then by 2, 6, 14, 30 and at most 62. A look that succeeds ends this.
+A look takes at most twice the last pause, and at least LEAST_NS. After a pause longer than LONGEST_NS the stub sleeps
+at once, and measures the next pause. A look without success is followed by pauses without a look, because a busy core
+has better work: 0 after the first, which may be a client that has become slower, then 2, 6, 14, 30 and at most 62. A
+success ends this.
 
-Nobody looks
+A stub does not look
 
-- under load, for then a request is not alone;
-- where there is only one core to use, or a quota of less than two: looking would keep the parent from answering;
-- for a request of another model (BLS), nor after a batch whose model has called another: two of three processes would
-  look while the third one works (1490 µs of processor time a call in place of 700, beside neighbours);
-- after a large request: the core is needed to move its answer.
+- under load, because then a request is not alone;
+- on a single core, or with a quota of less than two: a look would keep the parent from answering;
+- for a request of another model (BLS), nor after a batch whose model has called another: two processes would look while
+  a third works (1490 µs of processor time for each call instead of 700, beside neighbours);
+- after a large request, because the core is needed to move its answer.
 
-Costs: two looks at the clock, and at most LONGEST_NS of one core, per lone request of a client that asks at short
-intervals. One connection, 16 floats, 2 cores: median latency 330 µs without, 220 µs with.
+Costs: for each lone request of a client with short intervals, two looks at the clock, and at most LONGEST_NS of a core.
+One connection, 16 floats, 2 cores: median latency 330 µs without, 220 µs with.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from typing import Callable
 
 from stubserve_stub.wire.layout import ALONE, ANNOUNCED
 
-# For how long a stub looks at least, if it looks
+# The shortest time for which a stub looks
 LEAST_NS = 300_000
-# The longest pause that is worth looking through
+# The longest pause after which a stub looks
 LONGEST_NS = 1_000_000
-# As many looks in a row that did not succeed count
+# So many looks in a row without success are counted at most
 MOST_VAIN = 6
 
 _QUOTA = "/sys/fs/cgroup/cpu.max"
@@ -57,23 +57,20 @@ def usable_cores() -> float:
 
 
 class Patience:
-    """Looks for announcements among the parent's `words`, if these say that it may.
-
-    `clock` is CLOCK_MONOTONIC in ns.
-    """
+    """Looks for announcements in the parent's `words`, if these allow it. `clock` is CLOCK_MONOTONIC in ns."""
 
     def __init__(self, words: memoryview, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._words = words
         self._clock = clock
         self._taken = 0
         self._worth_it = usable_cores() >= 2
-        # How long the last pause was, and when the one that is under way began; 0 where there is none, or none measured
+        # The length of the last pause, and the beginning of the present one; 0 for none, or not measured
         self._pause_ns = 0
         self._since_ns = 0
-        # How many looks in a row did not succeed, and how many are to be left out for that
+        # How many looks in a row had no success, and how many looks to skip for that
         self._vain = 0
         self._left_out = 0
-        # Whether the model has called another one since the last look
+        # Whether the model has called another model since the last look
         self._has_called = False
 
     def look(self) -> None:
@@ -101,11 +98,10 @@ class Patience:
         self._vain = 0
 
     def took(self, records: int) -> None:
-        """So many records have been taken."""
         self._taken += records
         if self._since_ns:
             self._pause_ns = self._clock() - self._since_ns
 
     def called(self) -> None:
-        """The model has waited for another one."""
+        """The model has waited for another model."""
         self._has_called = True

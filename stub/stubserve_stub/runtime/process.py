@@ -1,18 +1,18 @@
 """The process of a stub: how it begins, and how it ends.
 
-It does not heed SIGINT, SIGTERM and SIGHUP: the server ends its stubs, when it has their answers. A Ctrl-C in the
+It ignores SIGINT, SIGTERM and SIGHUP, because the server ends its stubs when it has their answers: a Ctrl-C in the
 server's terminal goes to the whole group, and SIGHUP, which is for the server's log, perhaps to a whole service. The
-handler is a function rather than SIG_IGN, so that programs which the model starts get the default back. Processes that
-it forks get it too: `multiprocessing` terminates what it does not need any more, and would wait for ever. The signals
-are held back until that is done. A SIGHUP that is ignored from the start, as under nohup, stays ignored.
+handler is a function and not SIG_IGN, so programs that the model starts get the default back. Processes that it forks
+get the default, too, because `multiprocessing` ends its workers by SIGTERM and waits for them. The signals are held
+back until that is done. A SIGHUP that is ignored from the start, as under nohup, stays ignored.
 
-The server's terminal is not for its stubs: one that reads from it in the background would be stopped, and the server
-would wait. As SIGTTIN and SIGTTOU are ignored, reading is an error instead.
+A stub may not use the server's terminal: if it read from it in the background, the kernel would stop it, and the server
+would wait. SIGTTIN and SIGTTOU are ignored, so reading is an error instead.
 
-`breakpoint()` in a model is a debugger on the server's terminal where the stub has that. What a stub prints goes
-through the server, line by line, and a debugger cannot work like that: so at its first breakpoint such a stub takes the
-terminal for its output, too, and keeps it. Without a terminal a debugger would read the end of its input at once and
-fail the request: the model goes on, with a word in the log. PYTHONBREAKPOINT counts as ever.
+`breakpoint()` in a model opens a debugger on the server's terminal if the stub has been given that. A stub's output
+goes through the server, line by line, which does not suit a debugger. So at its first breakpoint such a stub also takes
+the terminal for its output, and keeps it. Without a terminal a debugger would fail the request at once; so the model
+goes on, with a line in the log. PYTHONBREAKPOINT works as usual.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from stubserve_stub.wire import codes
 from stubserve_stub.wire.budget import Grant
 from stubserve_stub.wire.stub_arena import StubArena
 
-# What browsers give the processes of their pages: a third of all memory on top of what they use
+# As for the processes of a browser's pages: counts as a third of all memory on top of the memory in use
 _OOM_SCORE = 300
 
 
 def run(arena: int, control: int, *doorbells: int) -> NoReturn:
-    """Is a stub until the parent says stop. The arguments are inherited descriptors.
+    """Runs a stub until the parent says stop. The arguments are inherited descriptors.
 
     The doorbells are those of requests, of responses, and of answers to the model's own requests.
     """
@@ -50,7 +50,7 @@ def run(arena: int, control: int, *doorbells: int) -> NoReturn:
     boot = line.inbox.get()
     if "regions" in boot:
         os.set_inheritable(boot["regions"], False)
-    # Before the parent sees any progress: what cannot be imported in an environment is a mistake of the environment.
+    # Before the parent sees any progress, because a failing import here is a mistake of the environment.
     backend = find(boot["backend"])
     channel = Channel(StubArena(arena, boot["arena"], boot["segment"], Grant()), *doorbells)
     channel.memory.connect(line)
@@ -65,11 +65,11 @@ def run(arena: int, control: int, *doorbells: int) -> NoReturn:
 
 def _prepare(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
-        # Not for other programs: neither those that the model starts, nor one that it becomes.
+        # Not for programs that the model starts or becomes.
         os.set_inheritable(descriptor, False)
     _leave_signals_to_the_server()
     faulthandler.enable()
-    # All stubs share the server's output: a line is written in one piece, under PYTHONUNBUFFERED too.
+    # All stubs share the server's output, so a line is written in one piece, under PYTHONUNBUFFERED, too.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
@@ -79,7 +79,7 @@ def _prepare(descriptors: Sequence[int]) -> None:
         prctl = ctypes.CDLL(None).prctl
         prctl(15, b"triton_python_backend_stub", 0, 0, 0)  # PR_SET_NAME, cut to 15 letters by the kernel
         prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: for a model that holds the GIL when the parent dies
-    # When memory runs out one stub goes rather than the server, in whose memory all tensors are counted.
+    # When memory runs out, the kernel shall kill a stub and not the server, which is charged for all tensors.
     with contextlib.suppress(OSError):
         with open("/proc/self/oom_score_adj") as file:
             score = int(file.read())
@@ -88,10 +88,10 @@ def _prepare(descriptors: Sequence[int]) -> None:
 
 
 def _break_off(error: BaseException) -> NoReturn:
-    """Ends the stub after an error of its own, or a process that the model has forked and in which it left `execute`.
+    """Ends the stub after an error of its own, or a process that the model has forked when it leaves `execute`.
 
-    At once, not as the interpreter would: that waits for the model's threads, which may be for ever, and in a forked
-    process it would end what is the stub's, the workers of a pool for instance.
+    It ends at once. The interpreter's own exit waits for the model's threads, perhaps for ever, and would in a forked
+    process end what belongs to the stub, for instance the workers of a pool.
     """
     code = 1
     try:
@@ -105,9 +105,9 @@ def _break_off(error: BaseException) -> NoReturn:
 
 
 def _leave() -> NoReturn:
-    """Ends the process as an interpreter ends, but for threads that the model has left running: nobody waits for them.
+    """Ends the process as an interpreter does, but does not wait for threads that the model has left running.
 
-    What models register with atexit, or weakref.finalize, cleans up after them: temporary folders, child processes.
+    What models register with atexit or weakref.finalize cleans up: temporary folders, child processes.
     """
     try:
         atexit._run_exitfuncs()
@@ -128,7 +128,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Before(threading.local):
-    """Of each thread, the signals that it held back before it forked."""
+    """For each thread: the signals that it held back before it forked."""
 
     mask: Any = ()
 
@@ -137,7 +137,7 @@ _before = _Before()
 
 
 def _leave_signals_to_the_server() -> None:
-    """From now on the signals do nothing in this process. For the main thread."""
+    """Has the signals do nothing in this process from now on. For the main thread."""
     for number in _SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stay)
@@ -166,7 +166,7 @@ def _go() -> None:
 
 
 def _connect_breakpoints(host: Host, terminal: bool) -> None:
-    """From now on `breakpoint()` is for this stub."""
+    """Makes `breakpoint()` work in this stub from now on."""
     default = sys.breakpointhook
     told = set()
 
@@ -177,7 +177,7 @@ def _connect_breakpoints(host: Host, terminal: bool) -> None:
         if os.environ.get("PYTHONBREAKPOINT"):
             return default(*arguments, **named)
         if terminal:
-            # As `pdb.set_trace` does, but for the frame: that would stop here, in its caller.
+            # As `pdb.set_trace`, but in the model's frame: `set_trace` would stop here, in its caller.
             import pdb
 
             pdb.Pdb().set_trace(frame)

@@ -1,11 +1,11 @@
 """A batch that refers to clients' shared memory: inputs that lie there are lent, outputs are written there.
 
-Only such batches meet any of this. A request whose region is not there when its batch begins, or goes away meanwhile,
-is answered with an error whatever the model says; until then it reads zeros, so that others of its batch are executed
-as if nothing had happened. What is returned from `execute` is judged when that is over, what a sender sends as it is
-sent: zeros can be read only after the region is known to have gone, so no response made of them gets out. What the
-model asks of other models meanwhile may be made of them: they compute what they would for a client that sends zeros,
-and its own request fails whatever they answer, unless it has sent its last response before.
+Other batches need none of this. A request whose region is missing when its batch begins, or goes away meanwhile, is
+answered with an error, whatever the model says. Until then the model reads zeros, so the other requests of the batch
+are executed as usual. Responses are judged when `execute` has returned, or as a sender sends them. Zeros can be read
+only after the region is known to be gone, so no response made of them gets out. Calls of other models may be made of
+zeros: these models compute as for a client that sends zeros, and the request fails whatever they answer, unless it has
+sent its last response before.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, RegionOutput, WireRequest, WireResponse, WireTensor
 from stubserve_stub.wire.places import REGION, InRegion
 
-# Given an output's name and buffer, where it has been written; None where its client has said nothing of it, and for
-# small ones, which are the server's to write. Raises Refusal where there is no room.
+# Writes an output, given by name and buffer, and returns its place; None where its client names no region for it, and
+# for a small one, which the server writes. Raises Refusal if there is no room.
 RegionWriter = Callable[[str, Any], Optional[InRegion]]
 
 _GONE = "the shared memory of a request has gone away while it was executed: {}"
 
 
 class SlotInputs:
-    """What one request was lent, and the judge of what it is answered with. Safe on any thread."""
+    """The loans of one request, and the judge of its responses. Safe on any thread."""
 
     __slots__ = ("_is_told", "failure", "loans", "windows")
 
     def __init__(self) -> None:
-        # Why the request fails; empty while all that it was lent is there
+        # Why the request fails; empty while all its regions are there
         self.failure = ""
         self._is_told = False
-        # Weakly, the inputs; and the windows through which they are seen
+        # The inputs, weakly; and the windows through which they are seen
         self.loans: "List[weakref.ref[Loan]]" = []
         self.windows: List[Any] = []
 
     def has_failed(self) -> bool:
-        """Looks whether all of it is there. Once it is not, the request has failed for good."""
+        """Looks whether a region is gone. Once one is, the request has failed for good."""
         if not self.failure and any(window.torn for window in self.windows):
             self.failure = "it has become smaller, or /dev/shm is full"
         return bool(self.failure)
 
     def judged(self, response: Optional[WireResponse], free: Callable[[Sequence[int]], None]) -> Optional[WireResponse]:
-        """What is sent in place of a response: an error if the request has failed, and then `free` gets its outputs.
+        """The response to send: an error if the request has failed, and then `free` gets the outputs.
 
-        The end of a stream, which is None, becomes an error where no response has told of that.
+        The end of a stream, which is None, becomes an error if no response has said it before.
         """
         if not self.has_failed() or (response is None and self._is_told):
             return response
@@ -64,7 +64,7 @@ class SlotInputs:
         return failed(_GONE.format(self.failure), codes.INVALID_ARG)
 
     def keep(self) -> None:
-        """The request has been answered: what the model still has is its own from now on."""
+        """The request has been answered: inputs that the model still has become its own."""
         for loan in self._alive():
             try:
                 loan.window.keep()
@@ -72,7 +72,7 @@ class SlotInputs:
                 self.failure = self.failure or str(gone)
 
     def detach(self) -> None:
-        """As `keep`, while the model may be at work on it."""
+        """As `keep`, while the model may still work on its inputs."""
         for loan in self._alive():
             loan.window.detach()
 
@@ -81,8 +81,6 @@ class SlotInputs:
 
 
 class RegionBatch:
-    """What of one batch lies in regions."""
-
     def __init__(
         self,
         regions: ClientRegions,
@@ -91,7 +89,7 @@ class RegionBatch:
         outputs: Sequence[RegionOutput],
         judges: Dict[Tuple[int, int], SlotInputs],
     ) -> None:
-        """`judges` is where whoever sends responses finds that of a request that is open, by batch and slot."""
+        """`judges` gets the judges of open requests, by batch and slot, for the code that sends responses."""
         self._regions = regions
         self._number = number
         self._judges = judges
@@ -102,12 +100,12 @@ class RegionBatch:
         self._requests = [None if one is None else self._request(slot, one) for slot, one in enumerate(requests)]
 
     def take_requests(self) -> Sequence[Optional[WireRequest]]:
-        """The requests of the batch, with arrays in place of such inputs. To be asked once."""
+        """The requests of the batch, with arrays in place of inputs in regions. To be called once."""
         taken, self._requests = self._requests, []
         return taken
 
     def writer(self, slot: int) -> Optional[RegionWriter]:
-        """What writes outputs of this slot as its client wants them; None where none goes into a region."""
+        """The writer for outputs of this slot; None if none of them goes into a region."""
         wanted = self._outputs.get(slot)
         return None if wanted is None else functools.partial(self._write, wanted)
 
@@ -129,10 +127,10 @@ class RegionBatch:
         return InRegion(number, offset, nbytes)
 
     def over(self, entries: Sequence[Entry], memory: Any) -> Sequence[Entry]:
-        """To be called when the batch has been executed and all that it was given has been dropped.
+        """To be called when the batch has been executed and its objects have been dropped.
 
-        What the model still has of its inputs is its own from now on. Requests whose regions have gone have an error
-        for their entry, and `memory` takes back what those had. `entries` are none where the whole batch has failed.
+        Inputs that the model still has become its own. Requests whose regions have gone get an error as their entry,
+        and `memory` takes their outputs back. `entries` are empty where the whole batch has failed.
         """
         judged = list(entries)
         for slot, inputs in self._slots.items():
@@ -147,7 +145,7 @@ class RegionBatch:
         return judged
 
     def revoke(self) -> None:
-        """The batch is answered in another way, also what was still open."""
+        """The batch is answered in another way, and so are its open requests."""
         for slot in self._slots:
             self._judges.pop((self._number, slot), None)
 
@@ -178,7 +176,7 @@ class RegionBatch:
         return (name, datatype, shape, memory)
 
     def _is_written(self, slot: int, region: ClientRegion, place: InRegion) -> bool:
-        """Whether an output of the same request is to be written where an input is."""
+        """Whether an output of the same request goes to memory of an input."""
         for number, offset, nbytes in self._outputs.get(slot, {}).values():
             try:
                 other = self._regions.find(number)

@@ -1,18 +1,18 @@
 """A mapping of a region of a client's shared memory, and what happens when the region goes away.
 
-The owner of a file in /dev/shm can make it smaller at any moment. Touching what is gone is a SIGBUS; so is a page for
-which a full /dev/shm has no room. Reading and writing with system calls would be safe, and take another 0.6 ms for 4
-MiB both ways. So the signal is caught: its handler puts pages of zeros in place of what is gone, says so, and the
-thread goes on. Whatever a request is answered with after that is an error (`torn`, which the file's size tells as well:
-a system call that meets the gap fails without a signal, and a forked process has a handler of its own). Others of the
-batch, the stub and its model do not notice.
+The owner of a file in /dev/shm can make it smaller at any moment. Then an access to the missing part is a SIGBUS, and
+so is one to a page for which a full /dev/shm has no room. Reading and writing with system calls would be safe, but take
+another 0.6 ms for 4 MiB both ways. So the signal is caught: its handler puts pages of zeros in place of the missing
+ones, notes it, and the thread goes on. After that any answer to the request is an error (`torn`). The file's size is
+checked, too, because a system call fails in the gap without a signal, and a forked process has a handler of its own.
+The other requests of the batch, the stub and its model do not notice.
 
-The handler is a Python function, which ctypes lets the kernel call. That is sound because the thread stands at an
-instruction that touches a region, so in no allocator and in no lock of Python's. The handler waits for the
-interpreter's lock, for ever if the holder of that lock waits for this thread: native code may, that starts threads and
-does not let go of the lock (numpy, onnxruntime, torch and `ctypes.CDLL` do let go of it). The server sees a thread that
-stays in the handler, and ends the stub with the cause (`stubserve.instances.execution_watch`). A SIGBUS at any other
-address is passed to whoever handled it before, and kills the process as it would have.
+The handler is a Python function, which the kernel calls through ctypes. That is sound because the thread stands at an
+instruction that accesses a region, so in no allocator and in no lock of Python's. The handler waits for the
+interpreter's lock, and waits for ever if the holder of that lock waits for this thread. Native code can do so that
+starts threads and keeps the lock (numpy, onnxruntime, torch and `ctypes.CDLL` release it). The server sees a thread
+that stays in the handler, and ends the stub with the cause (`stubserve.instances.execution_watch`). A SIGBUS at any
+other address goes to the previous handler, and kills the process as without this.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _MADV_POPULATE_WRITE = 23
 
 
 class RegionGone(Exception):
-    """A region is not there, or not all of it."""
+    """A region, or a part of it, is missing."""
 
 
 class Window:
-    """A mapping of a whole region. `address` is where the region begins in this process."""
+    """A mapping of a whole region, which begins at `address` in this process."""
 
     __slots__ = ("__weakref__", "_descriptor", "_faults", "_span", "_start", "address", "is_spent", "used")
 
@@ -70,30 +70,30 @@ class Window:
         self._descriptor = descriptor
         # Where the region begins in its file
         self._start = start
-        # The range of the region that a model has had last
+        # The range of the region that a model had last
         self.used: Tuple[int, int] = (0, 0)
-        # Whether some of it is this process's own memory, and no window any more
+        # Whether a part of it has become this process's own memory
         self.is_spent = False
-        # How many page faults there had been when it showed what the client has; below 0 before that was looked at
+        # The count of page faults when it last showed the client's memory; below 0 before the first look
         self._faults = -1
-        # Address, size, whether it is torn: what the handler knows of it
+        # For the handler: address, size, whether it is torn
         self._span: List[int] = [address, size, 0]
         _live[address] = self._span
 
     @property
     def torn(self) -> bool:
-        """Whether the client has taken memory away that was used, or is."""
+        """Whether the client has taken away memory that is or was used."""
         return bool(self._span[2]) or (not self.is_spent and self._is_short())
 
     def _is_short(self) -> bool:
-        """Whether the file ends before what is used; False when it has been closed, because nobody refers to it."""
+        """Whether the file ends before the used range; False when it has been closed, because nothing refers to it."""
         try:
             return os.fstat(self._descriptor).st_size < self._start + sum(self.used)
         except OSError:
             return False
 
     def keep(self) -> None:
-        """Puts what is used of it into memory of this process's own, at the same address. Raises RegionGone."""
+        """Copies the used range into this process's own memory, at the same address. Raises RegionGone."""
         start, size = self.pages(*self.used)
         copy = _mmap(None, size, _READ_WRITE, _ANONYMOUS, -1, 0)
         if copy is None or copy == _FAILED:
@@ -105,17 +105,17 @@ class Window:
         self.is_spent = True
 
     def detach(self) -> None:
-        """As `keep`, for what somebody may be writing to: it is lost again if the client makes its file smaller."""
+        """As `keep`, for memory that the model may be writing to. It is lost if the client makes its file smaller."""
         self._faults = -1
         start, size = self.pages(*self.used)
         if _madvise(start, size, _MADV_POPULATE_WRITE):
-            # A kernel before 5.14; or something of it is gone, and writing to that is what finds it out.
+            # A kernel before 5.14, or a part is gone, which a write to it finds out.
             for address in range(start, start + size, PAGE):
                 byte = ctypes.c_ubyte.from_address(address)
                 byte.value = byte.value
 
     def renew(self) -> bool:
-        """Shows the client's memory again where a model has written; whether that could be done."""
+        """Shows the client's memory again where a model has written; whether that was possible."""
         if self._faults == _page_faults() and _faults_are_counted():
             return True
         start, size = self.pages(*self.used)
@@ -136,17 +136,17 @@ class Window:
             _munmap(span[0], span[1])
 
 
-# What is mapped, by address, for the handler
+# The mapped windows by address, for the handler
 _live: Dict[int, List[int]] = {}
-# In the stub's process, once it is open
+# The descriptor, in the stub's process once it is open
 _pagemap = -1
 
 
 def _page_faults() -> int:
     """How many page faults this process has had.
 
-    While there is none more, no page of a private mapping has become its own. Only who reaches into it from outside,
-    as debuggers do, writes without a fault of this process's.
+    While the count stays, no page of a private mapping has become its own. Only a write from outside, by a debugger,
+    causes no fault of this process.
     """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_minflt + usage.ru_majflt
@@ -154,7 +154,7 @@ def _page_faults() -> int:
 
 @functools.lru_cache(maxsize=None)
 def _faults_are_counted() -> bool:
-    """Whether the kernel counts them; one that only looks like Linux may not."""
+    """Whether the kernel counts page faults; one that only looks like Linux may not."""
     with mmap.mmap(-1, PAGE) as page:
         before = _page_faults()
         page[0] = 1
@@ -162,7 +162,7 @@ def _faults_are_counted() -> bool:
 
 
 def _written(start: int, size: int) -> bool:
-    """Whether this process has pages of its own in a private mapping of a file; True where nobody can tell."""
+    """Whether this process has pages of its own in a private mapping of a file; True if that is not known."""
     global _pagemap
     try:
         if _pagemap < 0:
@@ -197,7 +197,7 @@ _sigaction.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
 
 
 def _on_sigbus(number: int, info: int, context: int) -> None:
-    """Puts zeros in place of what is gone, from the page that was touched to the end of its mapping."""
+    """Puts zeros in place of missing pages, from the accessed page to the end of its mapping."""
     address = ctypes.c_size_t.from_address(info + _SI_ADDR).value
     for span in list(_live.values()):
         start, size, _ = span
@@ -206,7 +206,7 @@ def _on_sigbus(number: int, info: int, context: int) -> None:
             span[2] = 1
             if _mmap(page, start + size - page, _READ_WRITE, _ANONYMOUS | _MAP_FIXED, -1, 0) != _FAILED:
                 return
-    # It is none of ours: back to whoever handled it before, and the instruction is tried again.
+    # Not an address of ours: the previous handler is installed again, and the instruction is repeated.
     _sigaction(number, ctypes.addressof(_before), None)
 
 

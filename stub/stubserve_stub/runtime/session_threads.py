@@ -1,7 +1,6 @@
 """A limit for onnxruntime's threads, which no environment variable reaches.
 
-Only the default changes: a model that sets `intra_op_num_threads` itself gets what it asks for. onnxruntime is not
-imported for this; the change waits until the model imports it.
+Only the default changes, and only when the model imports onnxruntime: `intra_op_num_threads` of a model goes first.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _PACKAGE = "onnxruntime"
 
 
 def limit(threads: int) -> None:
-    """From now on sessions start this many threads where nothing else is said."""
+    """Has sessions start this many threads by default."""
     sys.meta_path.insert(0, _Finder(threads))
 
 

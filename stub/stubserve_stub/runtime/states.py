@@ -1,21 +1,20 @@
 """Implicit state: tensors of a sequence that are kept from one of its requests to the next (`sequence_batching.state`).
 
-All requests of a sequence come to one instance, so its stub keeps the states: small ones as bytes, large ones where the
-outputs lie, in its own segment, which counts against the server's limit. The parent never sees them. It says with a
-batch which sequence each request belongs to, by a number that no other sequence has ever had.
+All requests of a sequence come to one instance, so its stub keeps the states: small ones as bytes, large ones with the
+outputs in its own segment, which counts against the server's limit. The parent never sees them. It says with a batch to
+which sequence each request belongs, by a number that is never used again.
 
-- The first request of a sequence (START) finds the initial state: zeros, the contents of a file, or, where nothing is
-  said, zeros too: upstream gives the model what happens to lie in memory then, and that may be another caller's.
-- An update is what one request does with them: it is given the states, the model computes, `keep` takes the new ones
-  out of its answer. All of them are checked before the first is taken, so an update that fails leaves the states as
-  they were, and the sequence may go on from there, as upstream. So does an update that leaves a state out, with a line
-  in the log: upstream says nothing of it.
-- The request with END leaves nothing. Of a sequence that ends without one (`over`) the parent tells.
-- With `iterative_sequence` a request executes many times and END means nothing: what its sequence has is kept until the
-  parent tells that it is over.
+- The first request of a sequence (START) gets the initial state: the contents of a file, or zeros. Zeros are also the
+  default; upstream then gives the model whatever lies in memory, perhaps of another caller.
+- An update is the change by one request: it gets the states, the model computes, `keep` takes the new states out of its
+  answer. All are checked before the first is taken. So a failed update leaves the states as they were, and the sequence
+  may go on, as in upstream. A state that the answer leaves out stays as it was, too, with a line in the log (upstream
+  logs nothing).
+- After the request with END nothing is kept. The parent says when a sequence ends without END (`over`).
+- With `iterative_sequence` a request executes many times and END means nothing: its states are kept until the parent
+  says that the sequence is over.
 
-A model that was given the state itself (`in_place`) may keep a view of it; then the block is freed when that has died
-and a further batch comes.
+A model that gets the state itself (`in_place`) may keep a view. Then the first batch after its death frees the block.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ from stubserve_stub.wire.places import InArena, Lent, Zeros, zeros
 FOLDER = "initial_state"
 SEQUENCE_START, SEQUENCE_END = 1, 2
 
-# What a model has answered under one name: data type, shape, and a contiguous buffer
+# A model's answer under one name: data type, shape, and a contiguous buffer
 Answered = Tuple[int, Sequence[int], Any]
 
 
 class StateSpec(NamedTuple):
-    """One state as the configuration has it. `dims` are those of the model, the batch's among them, -1 for any size.
+    """One state of the configuration. `dims` are the model's, with that of the batch, -1 for any size.
 
     `initial` is what a sequence begins with. With `in_place` a model may be given the state's own memory.
     """
@@ -59,7 +58,7 @@ class StateSpec(NamedTuple):
 
 
 def keep_states(config: Mapping[str, Any], model_dir: str, host: Host) -> Optional[States]:
-    """The states of an instance, None if its configuration asks for none; the parent tells of sequences that are over.
+    """The states of an instance, None if its configuration has none. Listens to the parent for ended sequences.
 
     Raises Refusal for a file that cannot be read.
     """
@@ -108,7 +107,7 @@ def _contents(path: str, name: str) -> bytes:
 class States:
     """The states of all sequences of one instance. Safe on any thread.
 
-    Where they are `iterative` no request is known to be the last of its sequence. `log` is `Host.log`.
+    If they are `iterative`, no request is known to be the last of its sequence. `log` is `Host.log`.
     """
 
     def __init__(
@@ -128,15 +127,15 @@ class States:
         self.outputs = [spec.output for spec in specs]
         self._channel = channel
         self._guard = threading.RLock()
-        # By a sequence's number: the tensors that its next request is given, in the order of `specs`
+        # By the number of a sequence: the tensors for its next request, in the order of `specs`
         self._kept: Dict[int, Sequence[WireTensor]] = {}
-        # By offset: what dies with the last view of a state that the model was given in place
+        # By offset: the reference that dies with the last view of a state that the model was given in place
         self._shown: "Dict[int, weakref.ref[Any]]" = {}
-        # Blocks that nobody needs but whoever keeps a view
+        # Blocks that only a view of the model still needs
         self._lingering: "List[Tuple[int, weakref.ref[Any]]]" = []
 
     def updates(self, sequences: Sequence[int], flags: Sequence[int]) -> "List[StateUpdate]":
-        """One for each request of a batch, with its sequence and flags; 0 stands for an empty place, not a sequence."""
+        """One for each request of a batch, from its sequence and flags; sequence 0 is an empty slot."""
         with self._guard:
             if self._lingering:
                 self._sweep()
@@ -174,7 +173,7 @@ class States:
         return array
 
     def left_out(self, spec: StateSpec) -> None:
-        """The model has not answered this state, which therefore stays as it was; the log says so once."""
+        """The model has left out this state, which stays as it was; the log says so once."""
         if spec.output not in self._left_out:
             self._left_out.add(spec.output)
             text = (
@@ -197,7 +196,7 @@ class States:
         return self._kept.setdefault(sequence, initial)
 
     def _replace(self, sequence: int, new: Sequence[WireTensor], placer: Any) -> None:
-        """`new` is what the next request of a sequence is given, unless the sequence is over."""
+        """Has `new` be the states for the next request of a sequence, unless the sequence is over."""
         with self._guard:
             old = self._kept.get(sequence)
             if old is None:
@@ -230,15 +229,15 @@ class States:
             return (old[0], datatype, shape, was)
         place = placer.place(buffer)
         if isinstance(place, Lent):
-            # Memory of a request, which is over soon
+            # Memory of a request, which will soon be free
             place = self._channel.place(buffer)
         return (old[0], datatype, shape, place)
 
 
 class StateUpdate:
-    """What one request does with the states of its sequence. `tensors` are what it is given, one for each state.
+    """The change by one request to the states of its sequence. `tensors` are its inputs, one for each state.
 
-    `sequence` is 0 for an empty place of a batch. After the `last` one nothing is kept.
+    `sequence` is 0 for an empty slot. After the `last` update nothing is kept.
     """
 
     __slots__ = ("_states", "last", "sequence", "tensors")
@@ -250,10 +249,10 @@ class StateUpdate:
         self.last = last
 
     def keep(self, answered: Mapping[str, Answered], placer: Any, partly: bool = False) -> None:
-        """Takes the new states out of what the model has answered, by name; others stay as they are.
+        """Takes the new states out of the model's answer, by name; others stay as they are.
 
-        The log says which, unless there is no further update or a model may answer `partly`. `placer` places and frees
-        memory. Raises Refusal that names the state, ArenaFull; then all is as it was.
+        The log names those, unless this is the last update or the model may answer `partly`. `placer` places and frees
+        memory. Raises Refusal that names the state, or ArenaFull, and then changes nothing.
         """
         states = self._states
         for spec in states.specs:
@@ -277,7 +276,7 @@ class StateUpdate:
         self.tensors = new
 
     def keep_only(self, answered: Mapping[str, Answered], placer: Any) -> None:
-        """As `keep`, `partly`, for a request that executes again: it has nothing else to answer yet."""
+        """As `keep`, `partly`, for a request that executes again and so has no other output yet."""
         others = [name for name in answered if name not in self._states.outputs]
         if others:
             raise Refusal(

@@ -1,17 +1,17 @@
 """The allocator of one segment's heap: private to the process that writes the segment, so it needs no lock.
 
-Three places where memory can be, from warm to cold:
+Memory is in one of three states:
 
 - *live*: handed out.
-- *warm*: free, still committed, kept by size class, last in first out: the next tensor of that size lands on pages
-  that are mapped and in the cache. Allocating from here is two dictionary operations.
+- *warm*: free but still committed, by size class, last in first out: the next tensor of that size gets pages that are
+  mapped and in the cache. Allocating from here is two dictionary operations.
 - *cold*: free address space, given back to the system, coalesced with its neighbours; first fit.
 
-A freed block becomes warm. When the warm blocks together pass `retain` bytes, the oldest large ones go cold with
-MADV_REMOVE. Blocks up to `SMALL` are cut from slabs and always stay warm: they are few and small.
+A freed block becomes warm. When the warm blocks together pass `retain` bytes, the oldest large ones become cold
+(MADV_REMOVE). Blocks up to `SMALL` are cut from slabs and always stay warm, because they are few.
 
-A block may also be *reserved*: handed out as address space, of which `grow` commits as much as its holder is about to
-touch. So a client that only announces many bytes takes none of them away from others.
+A block may also be *reserved*: handed out as address space, of which `grow` commits what its holder is about to touch.
+So a client that only announces many bytes takes none from others.
 
 Size classes have sixteen steps per doubling, so a block wastes at most 1/16 of its size; blocks above SMALL are whole
 pages. Costs: about 0.4 µs per pair of `allocate` and `free` when warm; a new large block costs its page faults. Frees
@@ -44,17 +44,16 @@ class Allocator:
         self._segment = arena.segment(index)
         self._retain = retain
         self._live: Dict[int, int] = {}
-        # Of blocks that are reserved: how many bytes, from their start on, are committed
+        # For reserved blocks: how many bytes, from their start on, are committed
         self._growing: Dict[int, int] = {}
         self._warm: Dict[int, Dict[int, None]] = {}
         self._warm_large: Dict[int, int] = {}
         self._warm_large_bytes = 0
-        # Cold extents as (start, size), ascending: short lists, because neighbours coalesce.
+        # Cold extents as (start, size), ascending; short, because neighbours coalesce
         self._cold: List[Tuple[int, int]] = [(self._segment.start + skip, self._segment.span - skip)]
 
     @property
     def live_bytes(self) -> int:
-        """Bytes handed out."""
         return sum(self._live.values())
 
     @property
@@ -63,7 +62,6 @@ class Allocator:
 
     @property
     def warm_bytes(self) -> int:
-        """Free bytes kept committed for the next allocation."""
         return sum(size * len(blocks) for size, blocks in self._warm.items())
 
     def allocate(self, nbytes: int) -> int:
@@ -84,9 +82,9 @@ class Allocator:
         return offset
 
     def reserve(self, nbytes: int) -> int:
-        """The arena offset of a block as `allocate` gives it, of which nothing may be touched before `grow` said so.
+        """The arena offset of a block as from `allocate`, whose memory may be touched only after `grow`.
 
-        Raises ArenaFull where there is no address space for it, and where there could never be memory.
+        Raises ArenaFull if there is no address space for it, or could never be memory.
         """
         size = size_class(nbytes)
         if size > self._arena.limit:
@@ -113,7 +111,7 @@ class Allocator:
         if nbytes > committed:
             wanted = (nbytes + PAGE - 1) // PAGE * PAGE
             if size - wanted <= size // 16:
-                # What is left may be no more than what its size class adds; only a whole block stays warm.
+                # The rest may be no more than its size class adds; and only a whole block can become warm.
                 wanted = size
             self.commit(wanted - committed)
             committed = self._growing[offset] = wanted
@@ -122,7 +120,7 @@ class Allocator:
         return committed
 
     def shrink(self, offset: int, nbytes: int) -> None:
-        """Has a block of whole pages be one of `nbytes`: what lies behind them is free. Raises ArenaFull."""
+        """Shrinks a block of whole pages to `nbytes`; the rest becomes free. Raises ArenaFull."""
         size = self._live[offset]
         wanted = max(size_class(nbytes), SMALL + PAGE)
         if wanted < size:
@@ -167,7 +165,7 @@ class Allocator:
         return blocks
 
     def commit(self, nbytes: int) -> None:
-        """Counts bytes for this segment; where the limit is reached warm memory makes room. Raises ArenaFull."""
+        """Counts bytes for this segment; at the limit warm memory makes room. Raises ArenaFull."""
         try:
             self._arena.commit(self._segment.index, nbytes)
         except NotGranted:
@@ -179,7 +177,6 @@ class Allocator:
             self._arena.commit(self._segment.index, nbytes)
 
     def uncommit(self, nbytes: int) -> None:
-        """Takes back what `commit` has counted."""
         self._arena.uncommit(self._segment.index, nbytes)
 
     def _from_cold(self, size: int) -> int:
@@ -191,7 +188,6 @@ class Allocator:
             raise
 
     def _cut(self, size: int) -> int:
-        """Address space for a block."""
         for at, (start, free) in enumerate(self._cold):
             if free >= size:
                 if free == size:

@@ -1,16 +1,16 @@
 """The arena: all shared memory of a server, in one anonymous file that the stubs inherit.
 
-- No name anywhere: nothing in /dev/shm, nothing to guess. When the last process that maps it is gone, the kernel frees
+- It has no name: nothing in /dev/shm, nothing to guess. When the last process that maps it is gone, the kernel frees
   it, however that process ended.
-- One hard limit for everybody. Before a process touches new memory it commits the bytes to its account (`budget`); over
-  the limit that raises `ArenaFull`. The sums are the parent's own and do not lie in the arena.
+- It has one hard limit. Before a process touches new memory, it commits the bytes to its account (`budget`); over the
+  limit that raises `ArenaFull`. The sums are in the parent's own memory.
 - A stub can write to no more than it needs (`stub_arena`).
-- A reader sees what a writer wrote: descriptors are announced through an eventfd (see `ring`).
+- A reader sees what a writer wrote, because descriptors are announced through an eventfd (see `ring`).
 
-Costs: address space, not memory. Each segment spans sixteen times the limit, so that its heap never runs out of room
-because of fragmentation or of blocks that are reserved and not written yet; but at most MAX_SPAN: the parent maps the
-segments of all instances, and its address space has 128 TiB. Pages are committed when first touched. A process maps a
-segment when it first needs an offset in it.
+Costs: address space, not memory. Each segment spans sixteen times the limit, so fragmentation and blocks that are
+reserved but not written never exhaust its heap. It spans at most MAX_SPAN, because the parent maps the segments of all
+instances, and its address space has 128 TiB. Pages are committed when first touched. A process maps a segment when it
+first needs an offset in it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _madvise.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
 
 
 class Segment:
-    """One mapped segment: `view` is its memory, `start` its offset in the arena, `address` where it is mapped.
+    """One mapped segment: its memory, its `start` in the arena, and the `address` at which it is mapped.
 
-    `parent_words` and `stub_words` are the words that the parent and the stub of an instance's segment write.
+    In an instance's segment the parent writes `parent_words`, and the stub writes `stub_words`.
     """
 
     def __init__(self, fd: int, index: int, start: int, span: int) -> None:
@@ -60,19 +60,19 @@ class Segment:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def ring(self, start: int) -> memoryview:
-        """The records of one of the rings, by where the layout has it."""
+        """The records of the ring at `start` of the layout."""
         return self.view[start : start + layout.RING_BYTES]
 
     def protect(self, offset: int, nbytes: int, protection: int) -> None:
-        """Says what this process may do with whole pages (offset in the segment). Raises OSError."""
+        """Sets the protection of whole pages (offset in the segment) for this process. Raises OSError."""
         if _mprotect(self.address + offset, nbytes, protection):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
 
     def release_pages(self, offset: int, nbytes: int) -> None:
-        """Gives the pages of a range (arena offset, whole pages) back to the system; they read as zeros after that.
+        """Gives whole pages (arena offset) back to the system; they read as zeros after that.
 
-        Takes about 80 µs for a megabyte, in which other threads may run.
+        Takes about 80 µs for a megabyte; other threads may run meanwhile.
         """
         if _madvise(self.address + offset - self.start, nbytes, mmap.MADV_REMOVE):
             number = ctypes.get_errno()
@@ -83,7 +83,7 @@ class Segment:
 
 
 class Arena:
-    """The parent's sight of the arena, which `Arena.create` makes; `account` says what may be committed."""
+    """The parent's view of the arena, made by `Arena.create`; `account` says what may be committed."""
 
     def __init__(self, fd: int, limit: int, span: int, account: "Ledger | Grant") -> None:
         self.fd = fd
@@ -95,39 +95,38 @@ class Arena:
 
     @classmethod
     def create(cls, ledger: Ledger) -> Arena:
-        """Makes an arena that will commit at most what the ledger has."""
+        """Makes an arena that commits at most what the ledger has."""
         fd = os.memfd_create("stubserve", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        # Models inherit the descriptor, and some write to or truncate what is not theirs. Shrinking would end everybody
-        # with a SIGBUS; and where the largest file ends there is nothing to write over.
+        # Models inherit the descriptor, and a faulty one may truncate or write to it. Shrinking would end all processes
+        # with a SIGBUS. At the end of the largest possible file a write has nothing to overwrite.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         os.lseek(fd, (1 << 63) - 1, os.SEEK_SET)
         span = min(1 << max(16 * ledger.limit - 1, layout.HEAP).bit_length(), MAX_SPAN)
         return cls(fd, ledger.limit, span, ledger)
 
     def facts(self) -> Dict[str, Any]:
-        """What a stub has to know of it beside its descriptor, see `StubArena`."""
+        """What a stub has to know about it besides its descriptor, see `StubArena`."""
         return {"version": layout.WIRE_VERSION, "limit": self.limit, "span": self.span}
 
     def segment(self, index: int) -> Segment:
-        """The segment, mapped on first use; the file grows (sparsely) to hold it."""
+        """The segment, mapped on first use; the sparse file grows to hold it."""
         found = self._segments.get(index)
         if found is None:
             found = self._segments[index] = self._map(index)
         return found
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """The memory behind a descriptor."""
         segment = self.segment(offset // self.span)
         at = offset - segment.start
         return segment.view[at : at + nbytes]
 
     def address(self, offset: int) -> int:
-        """Where the memory behind a descriptor is mapped in this process."""
+        """The address in this process of memory at an arena offset."""
         segment = self.segment(offset // self.span)
         return segment.address + offset - segment.start
 
     def offset(self, memory: memoryview) -> int:
-        """The arena offset of memory that a view of this arena gave. Raises ValueError for other memory."""
+        """The arena offset of memory that comes from a view of this arena. Raises ValueError for other memory."""
         address = address_of(memory)
         for segment in self._segments.values():
             if 0 <= address - segment.address < segment.span:
@@ -142,19 +141,18 @@ class Arena:
 
 
 def bottom_of(array: Any) -> Any:
-    """What lies at the bottom of an array: it lives as long as anything that is made of its memory."""
+    """The object at the bottom of an array, which lives as long as any view of its memory."""
     while isinstance(array, np.ndarray):
         array = array.base
     return array
 
 
 def bytes_at(address: int, nbytes: int) -> Dict[str, Any]:
-    """The `__array_interface__` of an object that keeps memory of this process alive; bytes that may be written to."""
+    """The `__array_interface__`, as writable bytes, of an object that keeps memory of this process alive."""
     return {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (address, False)}
 
 
 def address_of(buffer: Any) -> int:
-    """Where a contiguous buffer lies in this process."""
     array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, np.uint8)
     address: int = array.__array_interface__["data"][0]
     return address

@@ -1,8 +1,8 @@
 """How much of the arena may be committed: one ledger in the parent, and what it has granted to each stub.
 
-The limit is one number for everybody, so somebody has to add up. That is the parent, in memory of its own: nothing that
-a model writes over changes a sum. A stub asks for memory before it touches more than it has been granted, and says when
-it needs less; in between it counts by itself. So memory that is used again and again costs no message.
+There is one limit for all processes. The parent adds up, in memory of its own, so no stray write of a model changes a
+sum. A stub asks before it touches more than its grant, and says when it needs less; in between it counts by itself. So
+memory that is used again and again costs no message.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from typing import Dict
 
 
 class ArenaFull(MemoryError):
-    """There is no room; the text says why, and what to do.
-
-    It would take `nbytes` more that may be committed; 0 where something else is missing.
-    """
+    """There is no room; the text says why, and what to do. `nbytes` is what the limit lacks, 0 for other reasons."""
 
     def __init__(self, text: str, nbytes: int = 0) -> None:
         self.nbytes = nbytes
@@ -22,14 +19,14 @@ class ArenaFull(MemoryError):
 
 
 class NotGranted(ArenaFull):
-    """A stub has to ask for `nbytes` more before it commits what it wanted to."""
+    """A stub has to ask for `nbytes` more before it can commit."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__("{} bytes of shared memory are to be granted".format(nbytes), nbytes)
 
 
 class Ledger:
-    """The parent's account: what each segment may have committed, which never passes `limit` bytes in sum."""
+    """The parent's account of what each segment may commit; the sum never passes `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -54,7 +51,7 @@ class Ledger:
         self.total += nbytes
 
     def uncommit(self, index: int, nbytes: int) -> None:
-        """Takes `nbytes` back that segment `index` has given to the system, at most what is counted for it."""
+        """Takes off `nbytes` that segment `index` has given to the system, at most what is counted for it."""
         nbytes = min(nbytes, self._committed.get(index, 0))
         self._committed[index] = self._committed.get(index, 0) - nbytes
         self.total -= nbytes
@@ -64,12 +61,12 @@ class Ledger:
         return self._committed.get(index, 0)
 
     def committed(self) -> Dict[int, int]:
-        """Bytes by segment, for those that have any."""
+        """Committed bytes by segment, without empty ones."""
         return {index: nbytes for index, nbytes in sorted(self._committed.items()) if nbytes}
 
 
 class Grant:
-    """A stub's account of its own segment: `slack` is what it has been granted and does not use. Not thread-safe."""
+    """A stub's account of its own segment: `slack` is the unused part of its grant. Not thread-safe."""
 
     def __init__(self, slack: int = 0) -> None:
         self.slack = slack

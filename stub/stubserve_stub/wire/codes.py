@@ -1,4 +1,4 @@
-"""Numbers that both sides mean the same by: codes of errors, and levels of log lines."""
+"""Numbers that both sides share: codes of errors, and levels of log lines."""
 
 from __future__ import annotations
 

@@ -48,7 +48,6 @@ BOOL = 1
 
 
 def elements_of(shape: Sequence[int]) -> int:
-    """How many elements a shape has."""
     elements = 1
     for dim in shape:
         elements *= dim
@@ -56,5 +55,5 @@ def elements_of(shape: Sequence[int]) -> int:
 
 
 def nbytes_of(datatype: int, shape: Sequence[int]) -> int:
-    """The size of a tensor; of BYTES that of empty strings, which are nothing but their lengths of 4 bytes."""
+    """The size of a tensor; for BYTES that of empty strings, which are just their lengths of 4 bytes."""
     return elements_of(shape) * (BY_NUMBER[datatype].itemsize or 4)

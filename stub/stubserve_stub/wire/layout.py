@@ -6,9 +6,9 @@ written by the parent) and one per instance. What both sides of an instance writ
     segment 0 | guard | heap: written by the parent
     segment n | guard | words, request ring, answer ring: written by the parent | words, response ring, guard, heap: ...
 
-A stub can write to the second half of its own segment only (`stub_arena`), and a guard page, which nobody touches,
-stops what runs over an edge. A tensor anywhere is (offset in the arena, nbytes). Which segment an offset belongs to
-follows from arithmetic. Numbers are native 64-bit words: the arena never leaves the machine.
+A stub can write only to the second half of its own segment (`stub_arena`). A guard page, which no process touches,
+stops writes that run over an edge. A tensor is (offset in the arena, nbytes); the offset gives the segment. Numbers are
+native 64-bit words, because the arena never leaves the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WIRE_VERSION = 9
 
 PAGE = 4096
 
-# Every segment begins with a page that nobody touches.
+# Every segment begins with a page that no process touches.
 GUARD_BYTES = PAGE
 
 # An instance's segment: what the parent writes, ...
@@ -31,34 +31,33 @@ RESPONSE_RING = STUB_WORDS + PAGE
 HEAP_GUARD = RESPONSE_RING + RING_BYTES
 HEAP = HEAP_GUARD + GUARD_BYTES
 
-# The parent's words. How far it has read the response ring; then hints for a stub that looks before it sleeps
-# (`stubserve_stub.runtime.patience`): how many records it has announced, and whether the request that it announced last
-# was alone in the server.
+# The parent's words: how far it has read the response ring; then hints for a stub that looks before it sleeps
+# (`runtime.patience`): how many records it has announced, and whether the last request was alone in the server.
 RESPONSES_READ = 0
 ANNOUNCED = 8
 ALONE = 9
 
-# The levels of a model's lines that the parent logs, as bits: a change counts from the next line on.
+# The levels of a model's lines that the parent logs, as bits; a change applies to the next line.
 LOG_LEVELS = 16
 
-# The stub's words. How far it has read its two rings; then its health.
+# The stub's words: how far it has read its two rings; then its health.
 REQUESTS_READ = 0
 ANSWERS_READ = 1
 HEALTH_STATE = 8
 HEALTH_SINCE_NS = 9
 HEALTH_BATCH = 10
-# The last word of the page, which nobody changes: what writes over the page writes over it.
+# The last word of the page never changes: a write over the page changes it.
 CANARY = 511
 CANARY_VALUE = 0x5EED_CA9A_12E5_0B1D
 
-# A tensor up to this size travels inside its message: copying it a few times is cheaper than an allocation, a view, a
-# weak reference and a free, by 30 µs of the parent at 8 KiB. Of twice that size the stub's time grows.
+# A tensor up to this size travels inside its message: some copies are cheaper than an allocation, a view, a weak
+# reference and a free, by 30 µs of the parent at 8 KiB. With twice that size the stub's time grows.
 INLINE_BYTES = 8 * 1024
 
-# So many strings of such a tensor travel one by one: fewer than its bytes weigh, with what an object takes for each.
+# At most so many strings of such a tensor travel one by one, because each is an object.
 LISTED_STRINGS = 128
 
-# Of a tensor up to this size a model that looks at it gets a copy: cheaper than making its pages writable.
+# A model that looks at a tensor up to this size gets a copy, which is cheaper than making its pages writable.
 COPIED_BYTES = 32 * 1024
 
 # Tensors begin at multiples of this (a cache line; also what SIMD loads like).

@@ -1,8 +1,8 @@
 """The messages of parent and stub: over the rings tuples in msgpack, whose first element is the kind.
 
-This page is the format; `tests/stub/wire/test_messages.py` pins every byte of it. Each kind has one function that packs
-it, whose parameters are its fields, and one method that hears of it, with the same parameters; `deliver` calls that.
-There are no objects in between, because making one costs as much as all else about a small message.
+This text is the format; `tests/stub/wire/test_messages.py` pins every byte of it. Each kind has a function that packs
+it, whose parameters are its fields, and a method that receives it, with the same parameters; `deliver` calls that.
+There are no objects in between: to make one costs as much as all else about a small message.
 
 In the hot path::
 
@@ -14,8 +14,8 @@ In the hot path::
     stub ▶ parent   (RESPONSE, batch, index, start_ns, response, flags, held)
     stub ▶ parent   (RELEASED, offsets)
 
-Requests that a model makes (BLS) go out with the results; their answers have a ring of their own, because they are
-read by whoever waits for them while the main thread is in `execute`::
+Requests that a model makes (BLS) go out with the results. Their answers have a ring of their own, because the threads
+that wait for them read it while the main thread is in `execute`::
 
     stub ▶ parent   (CALL, call, blocking, decoupled, model, version, request, released)
     stub ▶ parent   (CALL_BLOCKS, call)           the call has turned out to hold up its instance
@@ -44,7 +44,7 @@ read by whoever waits for them while the main thread is in `execute`::
     blocking  whether the call keeps its instance from finishing the batch that it executes
     version   of the model that is called, -1 for any
 
-A message that is too long for a record lies in the arena. Its record is marked SPILLED, and has its place in it.
+A message that is too long for a record lies in the arena. Its record is marked SPILLED, and has its place.
 
 Times are CLOCK_MONOTONIC nanoseconds, the same clock for all processes of a machine. `parameters` is a dict or None,
 `requested_outputs` a list of names or None for all.
@@ -85,7 +85,7 @@ RESCHEDULED = 1
 
 WireTensor = Tuple[str, int, Sequence[int], Place]
 WireTrace = Optional[Tuple[int, Optional[str]]]
-# The options are a plain tuple where they were received.
+# Received options are a plain tuple.
 WireRequest = Tuple[str, RequestOptions, WireTrace, Optional[Sequence[str]], Sequence[WireTensor]]
 WireResponse = Tuple[Optional[Tuple[str, int]], Sequence[WireTensor], Optional[Dict[str, Any]]]
 # Slot, name, region, offset in it, size
@@ -97,7 +97,7 @@ Message = Tuple[Any, ...]
 Answer = Tuple[int, bool, Optional[WireResponse], Sequence[int]]
 Handlers = Dict[int, Callable[..., None]]
 
-# Names and parameters are a client's bytes, which need not be UTF-8; they come out as they went in.
+# Names and parameters are a client's bytes and need not be UTF-8; they come out as they went in.
 TEXT = "surrogateescape"
 
 
@@ -107,7 +107,7 @@ def _packer() -> Callable[[Any], bytes]:
 
 
 _pack = _packer()
-# A packer keeps what it has packed its longest message in, up to twice its size; one of more than this is let go of.
+# A packer keeps the buffer of its longest message, up to twice its size. A packer with more than this is dropped.
 _KEPT_BYTES = 1 << 20
 
 
@@ -129,7 +129,7 @@ def unpack(data: Any) -> Any:
 
 
 def handlers_of_stub(listener: Any) -> Handlers:
-    """The methods that `deliver` calls for what the parent says."""
+    """The methods that `deliver` calls for messages of the parent."""
     return {EXECUTE: listener.on_execute, STOP: listener.on_stop}
 
 
@@ -152,7 +152,7 @@ def pack_stop() -> bytes:
 
 
 def pack_answer(call: int, final: bool, response: Optional[WireResponse], frees: Sequence[int]) -> bytes:
-    """An answer to a call, for the ring that has nothing but answers."""
+    """An answer to a call, for the ring that has only answers."""
     return pack((call, final, response, frees))
 
 
@@ -160,7 +160,7 @@ def pack_answer(call: int, final: bool, response: Optional[WireResponse], frees:
 
 
 def handlers_of_parent(work: Any, calls: Any) -> Handlers:
-    """The methods that `deliver` calls for what the stub says: of its batches and memory, and of its calls."""
+    """The methods that `deliver` calls for messages of the stub: about batches and memory, and about its calls."""
     return {
         RESULT: work.on_result,
         RESPONSE: work.on_response,
@@ -221,18 +221,17 @@ def pack_discard(call: int) -> bytes:
 
 
 def deliver(handlers: Handlers, taken: Iterable[Message]) -> None:
-    """Calls the method for each of these messages. Raises KeyError or TypeError for what is none of the format."""
+    """Calls the method for each of these messages. Raises KeyError or TypeError for messages of another form."""
     for message in taken:
         handlers[message[0]](*message[1:])
 
 
 def pack_spilled(place: InArena) -> bytes:
-    """The record in place of a message that lies in the arena."""
     return pack(place)
 
 
 def unpack_spilled(data: Any) -> InArena:
-    """Where the message lies. Raises ValueError for what is no such record."""
+    """The place of the message. Raises ValueError for other records."""
     place = places.unpack(unpack(data))
     if not isinstance(place, InArena):
         raise ValueError("a message that is too long for a record lies nowhere but in the arena: {!r}".format(place))
@@ -247,7 +246,6 @@ _MAPS = (*range(0x80, 0x90), 0xDE, 0xDF)
 
 
 def frame(message: Dict[str, Any]) -> bytes:
-    """A control message with its length in front."""
     body: bytes = msgpack.packb(message, use_bin_type=True, unicode_errors=TEXT)
     return _LENGTH.pack(len(body)) + body
 
@@ -264,7 +262,7 @@ class Unframer:
     def next(self) -> Optional[Dict[str, Any]]:
         """The next whole message, or None until more bytes are fed.
 
-        Raises ValueError where no message begins: a text, say, whose first letters are a length that never arrives.
+        Raises ValueError where no message begins: the letters of a text would be a length that never arrives.
         """
         if len(self._buffer) <= 4:
             return None

@@ -1,4 +1,4 @@
-"""What a request asks for beside its tensors: one description for the parent, the wire, and the stub."""
+"""The options of a request besides its tensors: one description for the parent, the wire, and the stub."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ Parameters = Optional[Mapping[str, Any]]
 
 
 class RequestOptions(NamedTuple):
-    """The options of a request, in the order in which they stand in messages. A new option is one more field here.
+    """The options of a request, in their order in messages. A new option is one more field here.
 
     `correlation_id` is 0 or empty for none, `flags` are Triton's for sequences. `priority` and `timeout_us` are 0 where
-    the client gave none. `parameters` are those that mean nothing to the server, only to the model; None for none.
+    the client gave none. `parameters` are those for the model alone; None for none.
     """
 
     correlation_id: Union[int, str] = 0

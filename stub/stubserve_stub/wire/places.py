@@ -1,8 +1,7 @@
 """Where the bytes of a tensor are: one vocabulary for parent and stub.
 
-A place is one of seven things. The bytes themselves are a place, too: a small tensor travels inside its message, as
-msgpack's own binary type, and costs neither an object nor a tag. Every other place is a tuple that begins with its tag,
-and goes into a message as it is::
+The bytes themselves are a place, too: a small tensor travels inside its message, as msgpack's own binary type, without
+an object and without a tag. Every other place is a tuple that begins with its tag, and goes into a message as it is::
 
     inline    bytes                                           the tensor itself, up to INLINE_BYTES
     InArena   (1, offset, nbytes)                             memory of the arena that belongs to this tensor alone
@@ -13,8 +12,7 @@ and goes into a message as it is::
     AsList    (7, elements)                                   no place: strings one by one (`listed_bytes`)
     Zeros     (8, nbytes)             parent ▶ stub     no place: what an empty slot of a batch is given (`zeros`)
 
-Offsets and sizes are bytes; those of the first three count from the beginning of the arena, those of a region from the
-beginning of the region. What cannot be used where it is met is refused by what `refusal` says.
+Offsets and sizes are bytes, from the beginning of the arena or of the region.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ class InArena(_ArenaFields):
 
 
 class Shared(_ArenaFields):
-    """Memory of the arena that several read: a model that wants to look at it gets a copy."""
+    """Memory of the arena with several readers: a model that looks at it gets a copy."""
 
     __slots__ = ()
 
@@ -83,7 +81,7 @@ class Shared(_ArenaFields):
 
 
 class Lent(_LentFields):
-    """Memory that a stub was given, in whole or in part, as the input or answer that begins at `within`."""
+    """Memory, or a part of it, that a stub was given as the input or answer that begins at `within`."""
 
     __slots__ = ()
 
@@ -92,7 +90,7 @@ class Lent(_LentFields):
 
 
 class InRegion(_RegionFields):
-    """A piece of a client's own shared memory, which it has registered; `region` is the server's number for it."""
+    """A piece of shared memory that a client has registered; `region` is the server's number for it."""
 
     __slots__ = ()
 
@@ -114,7 +112,7 @@ class AsList(_ListFields):
 
 
 class Zeros(_ZerosFields):
-    """Nothing but zeros, which lie nowhere."""
+    """Zeros, without memory."""
 
     __slots__ = ()
 
@@ -124,7 +122,7 @@ class Zeros(_ZerosFields):
 
 Place = Union[bytes, InArena, Shared, Lent, InRegion, AsList, Zeros]
 
-# By the tag and the types of all fields, for a message may hold anything
+# By the tag and the types of all fields, because a message may hold anything
 _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
     (ARENA, (int,) * 3): InArena,
     (SHARED, (int,) * 3): Shared,
@@ -136,7 +134,7 @@ _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
 
 
 def unpack(wire: Any) -> Place:
-    """The place out of an unpacked message. Raises ValueError for what is none."""
+    """The place in an unpacked message. Raises ValueError for anything else."""
     if type(wire) is bytes:
         return wire
     if type(wire) is tuple and wire and type(wire[0]) is int:
@@ -152,14 +150,14 @@ def unpack(wire: Any) -> Place:
 
 
 def strings_bytes(elements: Sequence[bytes]) -> int:
-    """How many bytes a tensor of these strings has."""
+    """The size of a tensor of these strings, in bytes."""
     return sum(map(len, elements)) + 4 * len(elements)
 
 
 def listed_bytes(elements: Sequence[bytes]) -> int:
-    """As `strings_bytes`, of strings that go into a message one by one; 0 where they are too many, too long, or one.
+    """As `strings_bytes`, for strings that go into a message one by one; 0 for too many, too long ones, or only one.
 
-    To take them apart again would take longer. Each is an object of its own for as long as its message is kept.
+    That saves joining and splitting them. Each is an object for as long as its message is kept.
     """
     if 1 < len(elements) <= LISTED_STRINGS:
         nbytes = strings_bytes(elements)
@@ -169,7 +167,7 @@ def listed_bytes(elements: Sequence[bytes]) -> int:
 
 
 def refusal(place: Place) -> str:
-    """Why nobody here can use memory of this kind, for people; empty if the kind is served."""
+    """Why memory of this kind cannot be used here, as a text for people; empty if it can."""
     if isinstance(place, InRegion):
         return "lies in a client's shared memory (region {}), of which nobody has told".format(place.region)
     if isinstance(place, AsList):
@@ -180,14 +178,13 @@ def refusal(place: Place) -> str:
 
 
 class ZeroPages(np.ndarray):
-    """Zeros, of uint8. Whoever copies them into memory that is zeros already need not read them."""
+    """Zeros of uint8. To copy them into memory that is zeros already, they need not be read."""
 
 
 def zeros(nbytes: int) -> Union[bytes, ZeroPages]:
-    """So many zeros for one reader, who may write to them where they are not few: memory is taken by writing only.
+    """So many zeros for one reader. It may write to them where they are many; only writing takes memory.
 
-    Pages of a private mapping that nobody has written to are all the kernel's one page of zeros. Those of the heap
-    might have to be cleared first.
+    Unwritten pages of a private mapping are all the kernel's one page of zeros; the heap's may have to be cleared.
     """
     if nbytes <= INLINE_BYTES:
         return bytes(nbytes)

@@ -3,23 +3,23 @@
 One process writes, one reads. The writer puts records into the ring and then adds their *number* to the eventfd; the
 reader takes the number off the eventfd and reads exactly that many records.
 
-- No lost wake-up: the count lives in the kernel; it is there whether the reader sleeps, runs or has not started.
+- No lost wake-up: the kernel keeps the count, whether the reader sleeps, runs or has not started.
 - No torn or early read, on x86 and on ARM: the reader touches a record only after the eventfd has told of it, and the
   lock inside the eventfd orders the writer's stores before the reader's loads. In the other direction the reader
   publishes its progress (`head`) after it has decoded the records; a decode is full of branches on the loaded bytes,
   and no CPU makes a store visible before a branch that it depends on is decided.
-- An idle pair costs nothing: both sleep in the kernel, or the event loop does for the parent.
+- An idle pair costs nothing: both sleep in the kernel (the parent in its event loop).
 
 Costs: one system call to announce any number of records, one to learn of them; a record costs its copy.
 
-How far the reader is lies in a word apart from the records, since each side can write only to pages of its own. A model
-may have written over it: a writer that finds it where it cannot be raises `RingBroken`.
+The reader's progress lies in a word apart from the records, because each side can write only to its own pages. A model
+may have written over it: for an impossible value the writer raises `RingBroken`.
 
 Records are a 4-byte length and the bytes, padded to 8. A record never wraps: the writer skips to the start of the ring
-when the room at its end is too short, leaving a `WRAP` mark. A message that is larger than `MAX_RECORD` lies in the
-arena, and its record says where (flag `SPILLED`).
+when the room at its end is too short, leaving a `WRAP` mark. A message above `MAX_RECORD` lies in the arena, and its
+record says where (flag `SPILLED`).
 
-The high half of the eventfd's count is not about records: adding `POKE` wakes the reader without one.
+The high half of the eventfd's count is not about records: `POKE` wakes the reader without one.
 """
 
 from __future__ import annotations
@@ -48,32 +48,26 @@ _unpack_count = struct.Struct("=Q").unpack
 
 
 class RingBroken(ValueError):
-    """The other side of a ring says that it has read what was never written, or less than it had said before."""
+    """The other side of a ring claims to have read more than was written, or less than before."""
 
 
 class RingWriter:
-    """The writing end. `data` is the ring's RING_BYTES of the arena, `doorbell` an eventfd.
-
-    `words[word]` is how far the reader is.
-    """
+    """The writing end of the ring in `data`, with an eventfd as `doorbell`; `words[word]` is how far the reader is."""
 
     def __init__(self, data: memoryview, words: memoryview, word: int, doorbell: int) -> None:
         self._data = data
         self._words = words
         self._word = word
         self._doorbell = doorbell
-        # Both sides begin in the second round, so that a zero is no place either: it is what stray writes write most.
+        # Both sides begin in the second round, so zero is no valid value: stray writes mostly write zeros.
         self._tail = _CAPACITY
-        # How far the reader was when it was looked at last
+        # How far the reader was at the last look
         self._head = _CAPACITY
         # How many records the reader has not been told of
         self.unannounced = 0
 
     def put(self, message: bytes, flags: int = 0) -> bool:
-        """Writes one record without announcing it; False if there is no room until the reader has moved on.
-
-        Raises RingBroken if the reader's word makes no sense.
-        """
+        """Writes a record, unannounced; False if the ring is full. Raises RingBroken for an impossible word."""
         length = len(message)
         need = (length + 11) & ~7
         at = self._tail % _CAPACITY
@@ -97,7 +91,7 @@ class RingWriter:
         return True
 
     def announce(self) -> int:
-        """Rings the doorbell for all records written since the last call; how many those are."""
+        """Announces all records written since the last call, and returns their number."""
         count = self.unannounced
         if count:
             os.write(self._doorbell, _pack_count(count))
@@ -115,9 +109,9 @@ class RingReader:
         self._at = words[word] = _CAPACITY
 
     def take(self, count: int, decode: Callable[[memoryview, int], T]) -> List[T]:
-        """Reads `count` announced records; `decode(bytes, flags)` must not keep the memory that it is given.
+        """Reads `count` announced records; `decode(bytes, flags)` must not keep its memory.
 
-        Raises ValueError for more records than a ring can hold: somebody else has rung the doorbell.
+        Raises ValueError for more records than a ring can hold: another process has rung the doorbell.
         """
         if count > _MOST_RECORDS:
             raise ValueError("{} records in a ring of {} bytes".format(count, _CAPACITY))

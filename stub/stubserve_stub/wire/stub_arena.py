@@ -1,15 +1,15 @@
-"""A stub's sight of the arena: it can read all that it maps, and write to no more than it needs.
+"""A stub's view of the arena: it can read all that it maps, and write only where it has to.
 
 A model runs native code, and native code writes past the end of arrays. So the pages of a stub are protected:
 
-- its own segment: it writes what the layout has as the stub's, and reads what the parent writes there;
-- other memory (ingress, other stubs' outputs) is read-only, but for tensors that the model has been given as its own:
-  their pages are writable until they are over. A small one (COPIED_BYTES) is copied when the model looks at it.
+- its own segment: it can write to its own half, and read the parent's half;
+- other memory (ingress, other stubs' outputs) is read-only, except for tensors that are the model's own: their pages
+  are writable while it has them. A small tensor (COPIED_BYTES) is copied when the model looks at it.
 
-What a stray write does beyond that is a SIGSEGV in the process of the model that made it, at the line that made it.
+A stray write anywhere else is a SIGSEGV in the process of the model that made it, at the line that made it.
 
-Costs: two system calls for each input above COPIED_BYTES that does not lie in the stub's own segment, 20 µs together
-and another 10 µs for each megabyte; and as much again where the processor has to look up pages anew.
+Costs: two system calls for each input above COPIED_BYTES outside the stub's own segment, 20 µs together and another 10
+µs for each megabyte; and as much again where the processor has to look up pages again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 class StubArena(Arena):
     """The arena behind an inherited descriptor, for the stub that writes segment `own`.
 
-    `facts` are the parent's `Arena.facts()`, `grant` is what it lets the stub commit. Safe on any thread, but
-    not in a finalizer. Raises RuntimeError if the arena's layout is of another version.
+    `facts` are the parent's `Arena.facts()`, `grant` is the account of what the stub may commit. Safe on any thread,
+    but not in a finalizer. Raises RuntimeError if the arena's layout is of another version.
     """
 
     def __init__(self, fd: int, facts: Dict[str, Any], own: int, grant: Grant) -> None:
@@ -47,15 +47,15 @@ class StubArena(Arena):
         self.grant = grant
         self.own = own
         self._changing = threading.Lock()
-        # What is writable, by its offset: how often it was made so, and the largest size
+        # Writable memory by its offset: how often it was made writable, and the largest size
         self._writable: Dict[int, List[int]] = {}
-        # How many of these begin or end in a page, by its number: neighbours share it
+        # By the number of a page: how many of these begin or end in it, because neighbours share it
         self._shared_pages: Dict[int, int] = {}
-        # Whether the kernel has refused to keep so many pages apart
+        # Whether the kernel has refused so many separate mappings
         self._open = False
 
     def make_writable(self, offset: int, nbytes: int) -> None:
-        """Lets the model write to what it has been given, until `make_read_only`."""
+        """Lets the model write to memory that it has been given, until `make_read_only`."""
         index = offset // self.span
         if index == self.own:
             return
@@ -74,7 +74,7 @@ class StubArena(Arena):
             self._protect(segment, offset // PAGE, (offset + nbytes - 1) // PAGE, _READ_WRITE)
 
     def make_read_only(self, offset: int) -> None:
-        """What was writable at this offset is over, once for each time that it was made so; else does nothing."""
+        """Undoes one `make_writable` of this offset; does nothing if there was none."""
         if offset not in self._writable:
             return
         with self._changing:
@@ -109,7 +109,7 @@ class StubArena(Arena):
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise
-            # The model keeps tens of thousands of tensors, each a mapping of its own by now; the kernel has a limit.
+            # The model keeps tens of thousands of tensors, each a mapping by now, and the kernel has a limit.
             self._open = True
             for other in self._segments.values():
                 if other.index != self.own:

@@ -1,7 +1,7 @@
-"""The backend's functions: the session is made once for an instance, and completes the configuration before it serves.
+"""The backend's functions. An instance has one session, which completes the configuration and then serves.
 
-What completes a configuration in upstream is a session that is thrown away. Here the stub that has completed goes on to
-serve with the same session, as that is what a load takes long for; nothing of it depends on what was completed.
+Upstream completes a configuration with a session that it throws away. Here the same stub goes on to serve with the same
+session, because making a session is the slow part of a load. Nothing of it depends on what was completed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from stubserve_stub.wire import codes
 
 
 class OnnxRuntimeBackend(NativeBackend):
-    """One instance of a model in ONNX."""
-
     completes_config = True
     serves_after_completion = True
     writes_inputs = False
@@ -32,7 +30,7 @@ class OnnxRuntimeBackend(NativeBackend):
     def model_initialize(self, model: ModelFiles) -> None:
         self._onnxruntime = import_package("onnxruntime", "onnxruntime")
         self._version_dir = model.version_dir
-        # What has been loaded to complete the configuration, by what it was loaded with
+        # The session that completed the configuration, with what it was made from
         self._opened: Optional[Tuple[str, Options, Any, Contract]] = None
 
     def complete_config(self, model: str, config_json: str) -> str:
@@ -72,7 +70,7 @@ class OnnxRuntimeBackend(NativeBackend):
         del self._execution
 
     def _open(self, config: Dict[str, Any]) -> Tuple[Any, Contract, Options]:
-        """A session by a configuration; the one that was opened before if it is the same. Raises Refusal."""
+        """The session for a configuration; the one that is open already if nothing differs. Raises Refusal."""
         path = find_file(self._version_dir, config.get("default_model_filename", ""))
         options = options_of(config, self.host.settings, self._onnxruntime.get_available_providers())
         if self._opened is None or self._opened[:2] != (path, options):

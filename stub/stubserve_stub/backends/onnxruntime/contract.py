@@ -1,12 +1,12 @@
 """A model's inputs and outputs as onnxruntime describes them, and what its configuration says of them.
 
 `validate` says whether a configuration describes the model in its file, by the rules and in the texts of Triton's
-backend. `complete` fills in the batch size, the scheduler, the inputs and outputs, by upstream's rules. Nothing is
-completed where the configuration has both inputs and outputs. A model can be batched if the first dimension of all its
-tensors is variable; then `max_batch_size` becomes `default-max-batch-size` (--backend-config) unless it is given, and
-with more than 1 the dynamic batcher is chosen unless there is a choice. A batch dimension is left out of `dims`. A
-tensor without dimensions has `dims: [ 1 ]`, and with batching an empty `reshape` besides. What sequence batching adds,
-controls and states, is none of a model's inputs and outputs.
+backend. `complete` fills in the batch size, the scheduler, the inputs and outputs, by upstream's rules: nothing where
+the configuration has both inputs and outputs. A model can be batched if the first dimension of all its tensors is
+variable. Then `max_batch_size` becomes `default-max-batch-size` (--backend-config) unless it is given, and above 1 the
+dynamic batcher is chosen unless the configuration names a scheduler. A batch dimension is left out of `dims`. A tensor
+without dimensions has `dims: [ 1 ]`, and with batching an empty `reshape`, too. Controls and states of sequence
+batching are no inputs and outputs of the model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TYPES = {
     "tensor(bfloat16)": "BF16",
 }
 _BFLOAT16 = 16  # in onnx.TensorProto.DataType
-# What onnxruntime binds memory as, by the number of the data type
+# The types as which onnxruntime binds memory, by the number of the data type
 ELEMENT_TYPES: Dict[int, Any] = {
     number: _BFLOAT16 if number == BF16 else kind.numpy for number, kind in BY_NUMBER.items() if number != BYTES
 }
@@ -80,12 +80,11 @@ _SCHEDULERS = ("dynamic_batching", "sequence_batching", "ensemble_scheduling")
 
 
 def needs_completion(config: Mapping[str, Any]) -> bool:
-    """Whether there is anything to complete."""
     return not ((config.get("input") or config.get("batch_input")) and config.get("output"))
 
 
 def complete(config: Dict[str, Any], contract: Contract, default_batch_size: int) -> List[str]:
-    """Completes `config` in place; lines for the log. Raises Refusal where the file cannot be what it says."""
+    """Completes `config` in place, and returns lines for the log. Raises Refusal where the file contradicts it."""
     remarks = []
     tensors = [*contract.inputs.values(), *contract.outputs.values()]
     if all(info.dims and info.dims[0] == -1 for info in tensors):
@@ -163,7 +162,7 @@ def _check(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], allo
 
 
 def _check_state(config: Mapping[str, Any], tensor: Mapping[str, Any], allowed: Dict[str, TensorInfo]) -> None:
-    """A new state is as the model makes it, step by step: only its type is known beforehand."""
+    """Compares only the type of a state, because its shape is known only when the model runs."""
     info = _find(tensor["name"], "output", allowed)
     compare_type(config, "state", tensor["name"], tensor["data_type"], info)
 

@@ -1,20 +1,19 @@
-"""Runs of a session on memory that others own: inputs where they lie, outputs where they are sent from.
+"""Runs a session on memory that others own: inputs where they lie, outputs where they are sent from.
 
-Inputs are bound by address, so nothing of them is copied, and the session only reads them. They stay bound until others
-take their place. An output that a session can write to where it is told needs a shape that is known beforehand: that of
-the last run with inputs of the same shapes, which is right unless output shapes depend on values. So:
+Inputs are bound by address, so they are not copied, and the session only reads them. They stay bound until others take
+their place. To bind an output, its shape has to be known beforehand. The shape of the last run with inputs of the same
+shapes is right, unless output shapes depend on values. So:
 
 1. an output whose shape is known, and which does not fit into a message, is bound to room in the stub's own segment;
 2. the others are made by onnxruntime in memory of its own, and copied once: into the message if they are small, else
    when they are sent;
-3. if a run fails that had outputs bound, it is made again without: onnxruntime refuses memory of another shape. An
-   output that has turned out to vary is not bound again. A session has no state, so a second run is the first one;
-4. a bound output that lies somewhere else after all (a graph may hand an input through) is taken from there.
+3. if a run with bound outputs fails, it is made again without them, because onnxruntime refuses memory of another
+   shape. An output whose shape varies is not bound again. A session has no state, so the second run gives the same;
+4. a bound output that lies somewhere else after all (a graph may return an input) is taken from there.
 
-Strings cannot be bound. A model that takes some is run on arrays; its outputs are copied once.
+Strings cannot be bound. A model with string inputs runs on arrays; its outputs are copied once.
 
-Only outputs that are asked for are made and sent. That saves their memory, not the computation: the package runs the
-whole graph, as Triton's backend does.
+Only wanted outputs are made and sent. That saves memory, not computation: as in Triton, the whole graph runs.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ _CPU = "cpu"
 class Execution:
     """One session and its bindings.
 
-    `room` gives memory of the stub's segment, or None; `scalars` are the shapes in which outputs without dimensions are
-    sent.
+    `room` gives memory of the stub's segment, or None; `scalars` are the sent shapes of outputs without dimensions.
     """
 
     def __init__(
@@ -62,14 +60,14 @@ class Execution:
         self._scalars = scalars
         self._takes_strings = any(info.datatype == BYTES for info in self._inputs.values())
         self._binding = session.io_binding()
-        # The inputs that it has: names, data types, shapes, addresses
+        # The bound inputs: names, data types, shapes, addresses
         self._bound: Any = ()
-        # The shapes of outputs by those of the inputs, oldest first; and the outputs for which that is not enough
+        # The shapes of outputs by those of the inputs, oldest first; and the outputs whose shapes vary all the same
         self._known: "collections.OrderedDict[Any, Dict[str, Shape]]" = collections.OrderedDict()
         self._varying: List[str] = []
 
     def run(self, batch: Gathered) -> Dict[str, Output]:
-        """The outputs that are asked for. Raises Refusal with onnxruntime's error."""
+        """The wanted outputs. Raises Refusal with onnxruntime's error."""
         if not batch.outputs:
             return {}
         try:
@@ -117,7 +115,7 @@ class Execution:
         return self._collect(batch, {})
 
     def _bind_inputs(self, inputs: Mapping[str, InputView]) -> Any:
-        """Binds what is not bound yet. What inputs of these shapes have in common."""
+        """Binds the inputs that are not bound yet. Returns the key of their shapes."""
         shapes = []
         places = []
         for name, view in inputs.items():
@@ -133,12 +131,12 @@ class Execution:
         return tuple(shapes)
 
     def _memory_for(self, name: str, shape: Optional[Shape], requests: int) -> Optional[np.ndarray]:
-        """Room for an output, None where onnxruntime shall find it itself."""
+        """Room for an output, None where onnxruntime shall allocate it."""
         info = self._outputs[name]
         if shape is None or info.datatype == BYTES or name in self._varying:
             return None
         nbytes = nbytes_of(info.datatype, shape)
-        # What each request gets of it goes into the message anyway if it is small.
+        # Small parts go into messages anyway.
         return self._room(nbytes) if nbytes > INLINE_BYTES * requests else None
 
     def _bind_output(self, name: str, shape: Optional[Shape], memory: Optional[np.ndarray]) -> None:

@@ -1,9 +1,9 @@
 """An ONNX file's own description, read without loading it: versions, and the place of its external data.
 
-An ONNX file is one protobuf message. Only the few fields that are needed are looked at; weights are stepped over in a
-memory map, so a file of 2 GB costs no more than its nodes, about 0.1 ms for each thousand fields. It is done before
-onnxruntime gets the file, for two reasons: a file that is cut off, or none, is named as what it is; and what a file
-says of other files is checked, whatever the version of onnxruntime, since such a file often comes from somewhere else.
+An ONNX file is one protobuf message. Only the few needed fields are read, and weights are skipped in a memory map: a
+file of 2 GB costs no more than its nodes, about 0.1 ms for each thousand fields. This is done before onnxruntime gets
+the file, for two reasons. A file that is cut off, or is no ONNX, gets an error that says so. And the paths of other
+files in it are checked with every version of onnxruntime, because such a file often comes from strangers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stubserve_stub.runtime.failure import Refusal
 # Kinds of fields on the wire
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
-# Where each message has others in which a tensor may be: field -> what it is
+# The fields of each message that may contain tensors: field -> kind of message
 _MODEL, _GRAPH, _NODE, _ATTRIBUTE, _TENSOR, _SPARSE, _FUNCTION = range(7)
 _INSIDE: Dict[int, Dict[int, int]] = {
     _MODEL: {7: _GRAPH, 25: _FUNCTION},
@@ -30,7 +30,7 @@ _INSIDE: Dict[int, Dict[int, int]] = {
 }
 _IR_VERSION, _OPSET_IMPORT, _EXTERNAL_DATA = 1, 8, 13
 
-# onnxruntime's own format, which it checks itself
+# onnxruntime's own format, which onnxruntime checks
 _ORT_FORMAT = b"ORTM"
 
 
@@ -47,7 +47,7 @@ class CutOff(Exception):
 
 
 def read(path: str) -> OnnxFile:
-    """Raises Refusal if it is no whole ONNX file, or if its weights lie outside of its folder or are missing."""
+    """Raises Refusal if the file is no complete ONNX file, or if its weights are missing or lie outside its folder."""
     found = _scan(path)
     folder = os.path.dirname(path)
     for location in sorted(found.external):
@@ -67,7 +67,7 @@ def _scan(path: str) -> OnnxFile:
         with open(path, "rb") as file:
             if not os.fstat(file.fileno()).st_size:
                 raise Refusal("'{}' is no ONNX model: it is empty".format(path))
-            # It is unmapped with the last view, which may be in the frames of an error.
+            # The last view unmaps it, which may be in the frames of an error.
             view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
         raise Refusal("'{}' cannot be read: {}".format(path, error.strerror)) from None
@@ -89,7 +89,7 @@ def _read_model(path: str, view: memoryview) -> OnnxFile:
             elif number in _INSIDE[_MODEL] and isinstance(value, memoryview):
                 _collect(_INSIDE[_MODEL][number], value, external)
     except (CutOff, ValueError, TypeError):
-        # What begins as a model and then breaks off has been cut off; what does not is something else.
+        # A file that begins as a model was cut off; any other file is something else.
         if ir_version and max(seen) < 100:
             raise Refusal(
                 "'{}' is no whole ONNX model: it is damaged, or cut off after {} bytes".format(path, view.nbytes)

@@ -1,8 +1,7 @@
 """From a model's configuration and file to a session of onnxruntime, or to a sentence that says why not.
 
-Every parameter of the configuration is honoured, or named in an error or log. Where upstream says what a value means,
-that is what it means here (the README of Triton's onnxruntime_backend). What only a GPU could use is left aside on a
-CPU, as upstream does, but said once.
+Every parameter of the configuration is honoured, or named in an error or the log. Values mean what upstream says (the
+README of Triton's onnxruntime_backend). Settings for GPUs have no effect on a CPU, as in upstream, but are logged once.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ _OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
 
 
 class Options(NamedTuple):
-    """What a session is made with. 0 threads, and None, leave it to onnxruntime.
+    """The options of a session. 0 threads, and None, leave the choice to onnxruntime.
 
-    `entries` are of its own configuration, by name; `shrinkage` is for each run. Lines for the log are `remarks`, of
-    what has no effect, and `chosen`, of what upstream says that it was told.
+    `entries` are onnxruntime's own settings by name; `shrinkage` is for each run. Lines for the log are `remarks`,
+    about what has no effect, and `chosen`, about what upstream logs.
     """
 
     graph_level: str
@@ -55,9 +54,9 @@ class Options(NamedTuple):
 
 
 def options_of(config: Mapping[str, Any], settings: Mapping[str, str], available: Sequence[str]) -> Options:
-    """The options of a configuration (the JSON of the server) under what the server says of the backend.
+    """The options of a configuration (the server's JSON) under the server's settings for the backend.
 
-    `available` are onnxruntime's providers. Raises Refusal for values that mean nothing, and for what is not there.
+    `available` are onnxruntime's providers. Raises Refusal for invalid values and missing providers.
     """
     reader = Parameters("onnxruntime", config, settings)
     remarks: List[str] = []
@@ -108,14 +107,14 @@ def _chosen(reader: Parameters, model: str) -> Iterator[str]:
 
 
 def _entries(reader: Parameters) -> Tuple[Tuple[str, str], ...]:
-    """What is handed to the session under its own name."""
+    """Settings that the session gets under their own names."""
     device_allocator = reader.text(_DEVICE_ALLOCATOR)
     entries = [(_DEVICE_ALLOCATOR, device_allocator)] if device_allocator else []
     for name in _SPINNING:
         spinning = reader.boolean(name)
         if spinning is not None:
             entries.append((name, str(int(spinning))))
-    # Between two runs spinning threads only keep the server and its clients from their cores; within one they stay.
+    # Threads that spin between two runs take cores from the server and its clients. Within a run they may spin.
     if reader.boolean(_SPINNING_STOP) is not False:
         entries.append((_SPINNING_STOP, "1"))
     return tuple(entries)
@@ -142,7 +141,7 @@ def _providers(config: Mapping[str, Any], available: Sequence[str], remarks: Lis
 
 
 def _shrinkage(value: str, arena: Optional[bool], config: Mapping[str, Any], remarks: List[str]) -> str:
-    """The arenas that are to be shrunk after each run; onnxruntime would refuse each run for one that is not there."""
+    """The arenas to shrink after each run. onnxruntime would refuse every run for an arena that does not exist."""
     entries = []
     for entry in value.split(";") if value else []:
         device, colon, number = entry.partition(":")
@@ -167,7 +166,7 @@ def _shrinkage(value: str, arena: Optional[bool], config: Mapping[str, Any], rem
 
 DEFAULT_FILE = "model.onnx"
 
-# How the package writes its errors: its code and the code's name, and often where in its source that was
+# The form of the package's errors: a code and its name, and often a place in its source
 _ERROR = re.compile(r"\[ONNXRuntimeError\] : (\d+) : \w+ : ")
 _SOURCE = re.compile(r"/\S+\.(?:cc|h):\d+ (?:[^\"()]*::[^\"()]*\(.*?\) )?")
 
@@ -206,7 +205,7 @@ def explain(error: BaseException) -> Tuple[str, str]:
     """Code and text of an error of the package."""
     text = _SOURCE.sub("", str(error)).strip()
     codes = _ERROR.findall(text)
-    # The innermost is the reason; what is around it says which node of the graph it was.
+    # The innermost code is the reason; the text around it names the node of the graph.
     return codes[-1] if codes else "1", _ERROR.sub("", text) or type(error).__name__
 
 
@@ -222,7 +221,7 @@ def run_options(onnxruntime: Any, options: Options) -> Any:
 
 def _session_options(onnxruntime: Any, options: Options) -> Any:
     made = onnxruntime.SessionOptions()
-    # What fails is raised; printed as well it would only fill the log.
+    # Failures are raised. Printed as well, they would only fill the log.
     made.log_severity_level = _FATAL
     made.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, options.graph_level)
     if options.parallel:

@@ -1,7 +1,7 @@
 """The Python backend: runs the class `TritonPythonModel` of a `model.py`, and connects `pb_utils` to the server.
 
-What belongs to the process rather than to the model is connected with the instance: the log, metrics, questions to the
-server. A model may make requests of its own from the end of `initialize` to the beginning of `finalize`.
+The log, metrics and questions to the server are connected when the instance is initialized. A model may make requests
+of its own from the end of `initialize` to the beginning of `finalize`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from stubserve_stub.wire.messages import Entry
 
 
 class PythonBackend(Backend):
-    """One instance of a model written in Python."""
-
     _model: Model
     _senders: Senders
     _instance: InstanceSetup
@@ -66,7 +64,7 @@ class PythonBackend(Backend):
         host.control.handle("told", asked.on_told)
         questions.connect(asked)
         metrics.connect(asked)
-        # First, for the arguments are the model's to change.
+        # First, because the model may change the arguments.
         self._check_outputs(instance)
         self._states = keep_states(
             json.loads(instance.arguments["model_config"]), instance.arguments["model_repository"], host
@@ -79,7 +77,7 @@ class PythonBackend(Backend):
         Forks(instance.name, host.channel).connect()
 
     def _log(self, level: int, file: str, line: int, text: str) -> None:
-        """A line of the model's. It is a request's where `execute` logs it, and has one request only."""
+        """Logs a line of the model, with the id of the request where `execute` logs it for a single request."""
         batch = self._current
         executes = batch is not None and threading.current_thread() is threading.main_thread()
         requests = batch.requests if executes and batch is not None else ()
@@ -89,7 +87,7 @@ class PythonBackend(Backend):
         arguments, host = instance.arguments, self.host
         warn = functools.partial(host.log, codes.LOG_WARNING, "model.py", 0)
         check = OutputCheck(host.check_outputs, arguments["model_name"], arguments["model_config"], warn)
-        # None where nothing is looked at, so that this is all that a batch has to ask.
+        # None where nothing is checked, so a batch has to look only at this.
         self._check = self._senders.check = check if check.left else None
 
     def is_ready(self) -> bool:
@@ -120,7 +118,7 @@ class PythonBackend(Backend):
                     responses = self._look_at(received, responses)
                 entries = received.encode(responses)
         except BaseException as raised:
-            if os.getpid() == self._process:  # else in one that the model has forked, where nothing of this is its own
+            if os.getpid() == self._process:  # in a process that the model has forked nothing of this is its own
                 received.give_up_senders(self.host.failure_text(describe(raised)))
                 self._current = None
                 received.release()
@@ -135,7 +133,7 @@ class PythonBackend(Backend):
     def _look_at(
         self, received: ModelBatch, responses: "List[Optional[InferenceResponse]]"
     ) -> "List[Optional[InferenceResponse]]":
-        """Compares what a batch is answered with the configuration; the responses that its clients get."""
+        """Compares the responses of a batch with the configuration, and returns those that its clients get."""
         assert self._check is not None
         looked_at = list(responses)
         for index, request in enumerate(received.requests):

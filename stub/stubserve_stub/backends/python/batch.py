@@ -1,8 +1,8 @@
-"""One batch as a model sees it: wire requests in, the objects of `pb_utils`, wire responses out.
+"""One batch as a model sees it: from wire requests to the objects of `pb_utils`, and back to wire responses.
 
-The memory under its tensors is `runtime.batch`'s business. A tensor over memory that others read, too, makes its
-own copy of that when it is looked at. A request that is answered through a sender is left to it when `execute` has
-returned, its inputs too. The states of a sequence (`runtime.states`) are further inputs, behind those of the request.
+`runtime.batch` looks after the memory under its tensors. A tensor over memory that others read, too, is copied when the
+model looks at it. When `execute` has returned, a request with a sender belongs to the sender, and so do its inputs. The
+states of a sequence (`runtime.states`) are additional inputs, behind those of the request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stubserve_stub.wire.places import LIST, ZEROS
 
 
 class ModelBatch:
-    """The requests of one batch as the model's objects. Raises Refusal for one that no Python model can be given."""
+    """The requests of one batch as the model's objects. Raises Refusal for a request that Python cannot represent."""
 
     def __init__(
         self, batch: Batch, senders: Senders, output_names: List[str], states: Optional[States] = None
@@ -92,7 +92,7 @@ class ModelBatch:
         return blank(self._senders, answered=True)
 
     def check(self, result: Any) -> List[Optional[InferenceResponse]]:
-        """What `execute` returned, as one response (or None) per request. Raises ContractBroken."""
+        """The result of `execute` as one response (or None) per request. Raises ContractBroken."""
         if result is None:
             return [None] * len(self.requests)
         if not isinstance(result, list):
@@ -113,7 +113,7 @@ class ModelBatch:
         return result
 
     def encode(self, responses: List[Optional[InferenceResponse]]) -> List[Entry]:
-        """The entries of RESULT: the responses as they go over the wire, outputs pruned to what was asked for."""
+        """The entries of RESULT: the responses in the form of the wire, with only the wanted outputs."""
         entries: List[Entry] = []
         try:
             for index, (request, response) in enumerate(zip(self.requests, responses)):
@@ -149,7 +149,7 @@ class ModelBatch:
         return response._encode(request._requested_output_names, batch, update, False, outputs)
 
     def left_open(self) -> List[Entry]:
-        """The entries of RESULT for a decoupled model: all is said, or will be, through senders."""
+        """The entries of RESULT for a decoupled model, which answers through senders."""
         entries: List[Entry] = []
         for request in self.requests:
             if request._release_flags & REQUEST_RELEASE_RESCHEDULE:
@@ -181,14 +181,14 @@ class ModelBatch:
         return [weakref.ref(request._sender) for request in self.requests if request._sender is not None]
 
     def cancel(self, indices: Sequence[int]) -> None:
-        """Nobody waits for these requests any more. Safe from any thread."""
+        """The clients of these requests are gone. Safe from any thread."""
         requests = self.requests
         for index in indices:
             if index < len(requests):  # there are none when the batch has been released
                 requests[index]._cancelled = True
 
     def release(self) -> None:
-        """Lets go of every object that the model was given, and tells the batch's memory how to know who has not."""
+        """Drops every object that the model was given, and has the batch's memory watch those that it keeps."""
         if self._tensors:
             batch = self._batch
             lent = [

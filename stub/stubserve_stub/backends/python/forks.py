@@ -1,14 +1,13 @@
 """Requests that a model makes in processes which it has forked (`os.fork`, `multiprocessing`).
 
-A forked process has a copy of everything in the stub, but a ring has one writer and one reader: two copies that go on
-by themselves would overwrite each other's messages. So the copy is cut off from the rings (`Channel.cut_off`), and a
-request goes the long way: through a socket pair that is made right before each fork, to a thread of the stub, which
-makes the request in its place. In a process that was forked itself such a thread leads one process further up, so forks
-may be nested.
+A ring has one writer and one reader, so a forked copy of the stub may not use the rings: both would overwrite each
+other's messages. The copy is cut off from them (`Channel.cut_off`). Its requests go through a socket pair, made right
+before each fork, to a thread of the stub that makes the request in its place. Forks may be nested: in a forked process
+such a thread passes requests one process further up.
 
-Tensors travel as bytes and are copied at every station; the responses of an iterator arrive together. While a forked
-process lives it costs the stub a socket and a thread. What was forked before `connect`, in `initialize`, can make no
-requests, as upstream.
+Tensors travel as bytes and are copied at every station; the responses of an iterator arrive together. A living forked
+process costs the stub a socket and a thread. A process forked before `connect`, in `initialize`, can make none, as in
+upstream.
 """
 
 from __future__ import annotations
@@ -46,19 +45,19 @@ class Forks:
         self._pair = _Pair()
         # This process's ends towards what it has forked
         self._served: Set[socket.socket] = set()
-        # In a forked process: its end towards what has forked it, and the lock for one request at a time
+        # In a forked process: its end towards its parent, and the lock for one request at a time
         self._forker: Optional[socket.socket] = None
         self._turn = threading.Lock()
 
     def connect(self) -> None:
-        """From now on forked processes may make requests. There is no way back."""
+        """Lets processes that are forked from now on make requests. It cannot be undone."""
         os.register_at_fork(before=self._prepare, after_in_parent=self._go_on, after_in_child=self._begin)
 
     def _prepare(self) -> None:
         try:
             self._pair.sockets = socket.socketpair()
         except OSError:
-            self._pair.sockets = None  # no descriptors left; the process can do without until it makes a request
+            self._pair.sockets = None  # no descriptors left; only a request of that process would need them
 
     def _go_on(self) -> None:
         pair, self._pair.sockets = self._pair.sockets, None
@@ -70,7 +69,7 @@ class Forks:
 
     def _begin(self) -> None:
         pair, self._pair.sockets = self._pair.sockets, None
-        # A process that keeps them would hide that the other side has ended.
+        # A process that kept them open would hide the end of the other side.
         for served in self._served:
             served.close()
         self._served.clear()
@@ -102,7 +101,7 @@ class Forks:
         self._served.discard(forked)
 
     def _execute(self, target: bls.Target, request: bls.Request, decoupled: bool) -> Any:
-        """As `bls.execute`, through what has forked this process; an iterator has all of its responses at once."""
+        """As `bls.execute`, through the parent of this process; an iterator has all of its responses at once."""
         *head, names, tensors = request
         inputs = [_wire_input(tensor) for tensor in tensors]
         answer = None
@@ -126,7 +125,7 @@ class Forks:
 
 
 def _answer(target: bls.Target, request: Any, decoupled: bool) -> Tuple[Optional[str], Any]:
-    """(what `bls.execute` has raised, responses) for a request of a forked process."""
+    """(text of the exception of `bls.execute` or None, responses) for a request of a forked process."""
     id, options, trace, names, tensors = request
     inputs = [Tensor._received(name, datatype, shape, data, None) for name, datatype, shape, data in tensors]
     try:

@@ -1,6 +1,6 @@
-"""The model as the stub sees it: importing `model.py`, its class, and the life of the one object made of it.
+"""The model as the stub sees it: the import of `model.py`, its class, and the life of the class's one object.
 
-asyncio is imported with the first coroutine: it would make every stub 7 MiB larger (it brings OpenSSL with it).
+asyncio is imported with the first coroutine, because it takes 7 MiB of a stub (it imports OpenSSL).
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ class EventLoopThread:
         self._starting = threading.Lock()
 
     def run(self, coroutine: Any) -> Any:
-        """Runs a coroutine on the loop's thread and waits for its result."""
         return self.submit(coroutine).result()
 
     def submit(self, coroutine: Any) -> Any:
-        """Starts a coroutine on the loop's thread and returns a concurrent future."""
+        """Starts a coroutine on the loop's thread, and returns its concurrent future."""
         import asyncio
 
         with self._starting:
@@ -53,9 +52,9 @@ class EventLoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _run_loop(self, loop: "asyncio.AbstractEventLoop") -> None:
-        # A coroutine may stop the loop, and what ends a program ends it, too. Others are waiting for it still.
+        # A coroutine may stop the loop, and so may SystemExit and KeyboardInterrupt. Others still wait for the loop.
         while not self._stopped:
-            with contextlib.suppress(KeyboardInterrupt, SystemExit):  # the loop's next turn tells who waits for it
+            with contextlib.suppress(KeyboardInterrupt, SystemExit):  # the loop's next turn tells the waiting thread
                 loop.run_forever()
         loop.close()
 
@@ -67,7 +66,7 @@ class EventLoopThread:
 
 
 def raised_by(future: Any) -> Optional[BaseException]:
-    """What a coroutine whose future is done has raised; CancelledError if it was cancelled."""
+    """The exception of a coroutine whose future is done; CancelledError if it was cancelled."""
     try:
         raised: Optional[BaseException] = future.exception()
     except Exception as cancelled:
@@ -80,32 +79,29 @@ def import_model(model_file: str, module: str, paths: Sequence[str]) -> Any:
 
     A model's own file is imported as `<version>.<file>`: with the model's folder among the `paths`, which are appended
     to `sys.path`, the version folder is a namespace package, so both `import helper` and `from . import helper` find
-    files beside the model. A backend's file is a plain module. Raises whatever its top level raises, and AttributeError
-    when the class is missing.
+    files beside the model. A backend's file is a plain module. Raises what its top level raises, and AttributeError
+    without the class.
     """
     if not os.path.isfile(model_file):
         raise TritonModelException("Python model file not found in '{}'".format(model_file))
     sys.path.extend(paths)
-    # Not importlib.import_module: its frames would show in the text of an error, where upstream's has none.
+    # Not importlib.import_module: its frames would show in the text of an error, unlike upstream's.
     __import__(module)
     keep_sources(paths)
     return sys.modules[module].TritonPythonModel
 
 
 class Model:
-    """One instance of a model's class."""
-
     def __init__(self, model_class: Any, path: str) -> None:
         self._class = model_class
         self._path = path
         self._object: Any = None
-        # The model's own function. A coroutine that it returns is for `wait`, or for `start`.
+        # The model's own function. If it returns a coroutine, `wait` or `start` runs that.
         self.execute: Callable[[List[Any]], Any] = self._cannot_execute
         self._loop = EventLoopThread()
 
     @property
     def methods(self) -> List[str]:
-        """The methods of the contract that the class has."""
         return [name for name in _CONTRACT if hasattr(self._class, name)]
 
     @property
@@ -113,7 +109,7 @@ class Model:
         return hasattr(self._class, "auto_complete_config")
 
     def complete_config(self, model_name: str, config_json: str) -> str:
-        """Runs `auto_complete_config` and returns the configuration as JSON text."""
+        """Runs `auto_complete_config`; JSON text both ways."""
         completed = self._class.auto_complete_config(ModelConfig(config_json))
         if not isinstance(completed, ModelConfig):
             raise ContractBroken(
@@ -134,7 +130,7 @@ class Model:
         return hasattr(self._object, "is_ready")
 
     def is_ready(self) -> bool:
-        """The model's own word, sync or async. Raises what it raises, and TritonModelException if it is no bool."""
+        """The answer of `is_ready`, sync or async. Raises what it raises, and TritonModelException for other types."""
         answer = self._object.is_ready()
         if inspect.isawaitable(answer):
             answer = self._loop.run(answer)
@@ -146,13 +142,13 @@ class Model:
         raise ContractBroken("Python model {} does not implement `execute` method.".format(self._path))
 
     def wait(self, result: Any) -> Any:
-        """What `execute` returned; a coroutine is run to its end on the model's event loop."""
+        """The result of `execute`; a coroutine is run to its end on the model's event loop."""
         return self._loop.run(result) if isinstance(result, Coroutine) else result
 
     def start(self, instance: str, result: Any) -> Optional["concurrent.futures.Future[Any]"]:
-        """What `execute` of a decoupled model returned: the future of a coroutine, which may outlive many batches.
+        """Starts the coroutine that a decoupled model's `execute` returned. Its future may outlive many batches.
 
-        Raises ContractBroken for anything else but None.
+        Raises ContractBroken for other results than None.
         """
         if isinstance(result, Coroutine):
             future: "concurrent.futures.Future[Any]" = self._loop.submit(result)

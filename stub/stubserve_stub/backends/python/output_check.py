@@ -1,9 +1,9 @@
-"""Whether a model answers what its configuration says: names, types and shapes of its outputs.
+"""Compares a model's outputs with its configuration: names, types and shapes.
 
-Upstream passes on what a model gives, whatever that is, and clients stumble over it. Here a model whose outputs are not
-those of its configuration is told so in the log, once for each output and kind of mistake; the answers are the same. A
-check takes some microseconds, so it is made of each instance's first answers only, unless the server was told otherwise
-(--check-outputs). With `refuse`, which `serve --dev` has, an answer that is wrong becomes an error that says so.
+Upstream passes on whatever a model gives, and clients stumble over it. Here the log names a wrong output, once for each
+output and kind of mistake; the answers are the same. A check takes some microseconds, so only the first answers of each
+instance are checked, unless --check-outputs says otherwise. With `refuse`, as in `serve --dev`, a wrong answer becomes
+an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OutputCheck:
         self._model = model
         self._warn = warn
         self._refuses = mode == REFUSE
-        # How many answers are still to be looked at; below 0 for all
+        # How many answers are still to be checked; below 0 for all
         self.left = {NEVER: 0, FIRST: _FIRST_ANSWERS}.get(mode, -1)
         self._told: Set[Tuple[str, str]] = set()
         parsed = json.loads(config)
@@ -41,13 +41,13 @@ class OutputCheck:
         self._outputs: Dict[str, Tuple[str, List[int]]] = {}
         for output in parsed.get("output", ()):
             self._outputs[output["name"]] = (output["data_type"], list(dims_of(output)))
-        # Those have a check of their own, whose failure is an error.
+        # States are checked elsewhere, and a mistake there is an error.
         self._states = {state["output_name"] for state in parsed.get("sequence_batching", {}).get("state", ())}
 
     def look(
         self, response: Optional[InferenceResponse], requested: Sequence[str], rows: Optional[int]
     ) -> Optional[InferenceResponse]:
-        """Looks at an answer with all that the model gave, and returns what its client gets.
+        """Checks an answer with all of the model's outputs, and returns the answer that its client gets.
 
         `rows` is the batch size where it is fixed.
         """
@@ -70,7 +70,7 @@ class OutputCheck:
     def _problems(
         self, response: InferenceResponse, requested: Sequence[str], rows: Optional[int]
     ) -> List[Tuple[str, str, str]]:
-        """What is wrong with an answer: for each problem the output's name, the kind of mistake, and the words."""
+        """The mistakes of an answer: for each the output's name, the kind of mistake, and the text."""
         found: List[Tuple[str, str, str]] = []
         given = set()
         for tensor in response._output_tensors:

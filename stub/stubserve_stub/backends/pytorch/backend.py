@@ -1,4 +1,4 @@
-"""The backend's functions, and which of the ways to load a file is the one for it."""
+"""The backend's functions, and the choice of the way to load a file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from stubserve_stub.wire import codes
 
 
 class PyTorchBackend(NativeBackend):
-    """One instance of a model of PyTorch's."""
-
     keeps_states = True
 
     def model_initialize(self, model: ModelFiles) -> None:
@@ -35,7 +33,7 @@ class PyTorchBackend(NativeBackend):
         tensors = Tensors(self._torch)
         remarks = [*options.remarks, *switch(self._torch, options)]
         path = torch_file.find(self._version_dir, config)
-        # The model's own devices are kept where the group's kind says so.
+        # With KIND_MODEL the model keeps its own devices.
         device = None if instance.arguments["model_instance_kind"] == "MODEL" else "cpu"
         program = self._load(path, device, options, tensors)
         naming = resolve(config, program, tensors)

@@ -1,9 +1,9 @@
-"""Runs a program on memory that others own: inputs where they lie, results as torch has made them.
+"""Runs a program on memory that others own: inputs are read where they lie, results are in torch's memory.
 
-A tensor is a view of its input's memory, so nothing of a single request is copied on its way in. A program that may
-write to its inputs, or keep them, gets a copy where the memory is read-only: because it is small, or because others
-see it too; which programs do is known of TorchScript and of exported programs, and assumed of the rest. torch makes
-results in memory of its own; they are copied once, when they are sent, but for one that is an input.
+A tensor is a view of its input's memory, so the inputs of a single request are not copied. A program that may write to
+its inputs, or keep them, gets a copy where the memory is read-only: because it is small, or because others see it, too.
+TorchScript and exported programs say whether they do; all others are assumed to. Results are copied once, when they are
+sent, unless they are an input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GPU = re.compile("cuda|nvidia", re.IGNORECASE)
 
 
 class Execution:
-    """One program and what its configuration calls its arguments and results. `torch` is the package."""
+    """One program, with the configuration's names for its arguments and results. `torch` is the package."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Execution:
         self._inputs = naming.inputs
         self._outputs = naming.outputs
         self._tensors = tensors
-        # Of each output its data type, and the shape in which one without dimensions is sent
+        # The data type of each output, and the shape in which an output without dimensions is sent
         outputs = [*added_outputs(config), *config["output"]]
         self._types = {output["name"]: BY_CONFIG_NAME[output["data_type"]].number for output in outputs}
         self._scalars = {output["name"]: _ones(output["dims"]) for output in outputs}
@@ -52,7 +52,7 @@ class Execution:
             self._defaults = [None] * len(naming.inputs)
 
     def run(self, batch: Gathered) -> Dict[str, Output]:
-        """The outputs that are asked for. Raises Refusal with torch's error."""
+        """The wanted outputs. Raises Refusal with torch's error."""
         if not batch.outputs:
             return {}
         with self._mode():
@@ -134,7 +134,7 @@ class Execution:
 
 
 def explain(error: BaseException) -> str:
-    """What torch says of an error, and what to do about one that can only come from a model made for a GPU."""
+    """torch's text of an error, with advice if the error can only come from a model made for a GPU."""
     text = str(error).strip() or type(error).__name__
     if not _GPU.search(text):
         return text
@@ -156,5 +156,5 @@ def _by_key(name: str, value: Mapping[str, Any]) -> Any:
 
 
 def _ones(dims: Sequence[Any]) -> Sequence[int]:
-    """The shape of a single element in as many dimensions as a configuration has, none where it cannot be one."""
+    """The shape of a single element, with as many dimensions as in the configuration; none where it cannot be one."""
     return tuple(1 for _ in dims) if all(int(dim) in (1, -1) for dim in dims) else ()

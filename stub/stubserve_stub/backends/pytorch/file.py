@@ -1,8 +1,8 @@
-"""The kind of a PyTorch file, told without loading it: a zip archive is known by the names in it.
+"""The kind of a PyTorch file, found without loading it: by the names in its zip archive.
 
-Nothing that runs code may be unpickled, so it has to be known before torch gets the file whether it is TorchScript,
-whose own reader makes tensors and TorchScript's types only, or a pickle of Python objects, which `torch.save` writes
-into archives that look the same from outside.
+Nothing that runs code may be unpickled. So the kind has to be known before torch gets the file: TorchScript, whose
+reader makes only tensors and TorchScript's types, or a pickle of Python objects, which `torch.save` writes into
+archives that look the same from outside.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DEVICE = re.compile(rb'torch\.device\("(cuda(?::\d+)?)"\)')
 
 
 def find(version_dir: str, config: Mapping[str, Any]) -> str:
-    """The file of a model. With `runtime: "model.py"` that is a module in Python if there is one. Raises Refusal."""
+    """The file of a model; with `runtime: "model.py"` a module in Python if there is one. Raises Refusal."""
     named = config.get("default_model_filename", "")
     names = [named or _DEFAULT_FILE]
     if config.get("runtime") == _RUNTIME:
@@ -50,7 +50,7 @@ def find(version_dir: str, config: Mapping[str, Any]) -> str:
 
 
 def kind_of(path: str) -> str:
-    """What a file is: one of the constants above. Raises Refusal for what is none of them, or not whole."""
+    """The kind of a file: one of the constants above. Raises Refusal for other files, and for incomplete ones."""
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD_BYTES)
@@ -69,7 +69,7 @@ def kind_of(path: str) -> str:
 
 
 def cuda_devices(path: str) -> List[str]:
-    """The GPUs that the code in a TorchScript file names, which it will ask for when it gets there."""
+    """The GPUs that the code in a TorchScript file names; it fails when it gets there."""
     found: Set[bytes] = set()
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
@@ -79,12 +79,12 @@ def cuda_devices(path: str) -> List[str]:
 
 
 def names_device(path: str, device: str) -> str:
-    """What is to be said of a TorchScript file whose code names a GPU."""
+    """The warning about a TorchScript file whose code names a GPU."""
     return "'{}' names '{}' in its code: where it gets there, it fails on a CPU".format(path, device)
 
 
 def no_torchscript(path: str, kind: str) -> Refusal:
-    """Why a file cannot be served as it is, and what can be done."""
+    """Why a file cannot be served as it is, and what to do."""
     return Refusal(
         "'{}' is no TorchScript: it is {}, as torch.save writes a state_dict or a whole module, and those are not "
         "unpickled, because that runs code. `torch.jit.script(model).save(...)` and `torch.jit.trace` make "
@@ -95,8 +95,8 @@ def no_torchscript(path: str, kind: str) -> Refusal:
 
 def _names(path: str) -> Set[str]:
     try:
-        # The directory of a zip archive is at its end. The module zipfile looks for it further ahead, too, and would
-        # find that of an archive inside of one that is cut off.
+        # The directory of a zip archive is at its end. The module zipfile also looks before that, and would find the
+        # directory of an archive inside an archive that is cut off.
         with open(path, "rb") as file:
             file.seek(-len(_ZIP_END) - _ZIP_END_BYTES, os.SEEK_END)
             if file.read(len(_ZIP_END)) != _ZIP_END:

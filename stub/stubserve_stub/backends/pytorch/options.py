@@ -1,7 +1,7 @@
-"""From a model's configuration to how torch shall run it: every parameter is honoured, or named in an error or log.
+"""A model's configuration as options for torch: every parameter is honoured, or named in an error or the log.
 
-The names are those of Triton's backend (its README); NUM_THREADS and NUM_INTEROP_THREADS are what it calls the numbers
-of threads for modules in Python. What only a GPU could use is left aside on a CPU, as upstream does, but said once.
+The names are those of Triton's backend (its README); NUM_THREADS and NUM_INTEROP_THREADS are its names for the numbers
+of threads of modules in Python. Settings for GPUs have no effect on a CPU, as in upstream, but are logged once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _IDLE = {
     "ENABLE_NVFUSER": "it is for GPUs",
     "ENABLE_WEIGHT_SHARING": "each instance is a process with weights of its own",
 }
-# What upstream's log says of each switch: its parameter, what it calls it, and whether it is on where nothing is given;
-# None for what it is silent about then
+# Upstream's log of each switch: its parameter, its name in the log, and its default; None if a default is not logged
 _SAID = (
     ("DISABLE_OPTIMIZED_EXECUTION", "Optimized execution", True),
     ("ENABLE_CACHE_CLEANING", "Cache Cleaning", False),
@@ -36,10 +35,10 @@ _SAID = (
 
 
 class Options(NamedTuple):
-    """How a model runs. None, and 0 threads, leave it to torch.
+    """How a model runs. None, and 0 threads, leave the choice to torch.
 
-    `compile` are the arguments of torch.compile, None for not to compile. Lines for the log are `remarks`, of what has
-    no effect, and `chosen`.
+    `compile` are the arguments of torch.compile; None: do not compile. For the log: `remarks` about what has no effect,
+    and `chosen`.
     """
 
     inference_mode: bool
@@ -55,7 +54,7 @@ class Options(NamedTuple):
 
 
 def options_of(config: Mapping[str, Any]) -> Options:
-    """The options of a configuration (the JSON of the server). Raises Refusal for values that mean nothing."""
+    """The options of a configuration (the server's JSON). Raises Refusal for invalid values."""
     reader = Parameters("pytorch", config, {})
     if reader.text(_INIT_LIBRARY):
         raise Refusal("{} has a compiled library, which stubserve does not load".format(reader.called(_INIT_LIBRARY)))
@@ -105,9 +104,9 @@ def _compile_arguments(reader: Parameters) -> Optional[Dict[str, Any]]:
 
 
 def switch(torch: Any, options: Options) -> List[str]:
-    """Sets what torch has one of in a process, before anything runs: threads, and how TorchScript is executed.
+    """Makes the settings that torch has once in a process, before anything runs: threads, execution of TorchScript.
 
-    A process has one instance. Lines for the log, about what this version of torch does not have.
+    Returns lines for the log, about switches that this version of torch does not have.
     """
     if options.intra_op_threads:
         torch.set_num_threads(options.intra_op_threads)
@@ -127,7 +126,7 @@ def switch(torch: Any, options: Options) -> List[str]:
 
 
 def _set(torch: Any, function: str, value: bool, parameter: str, remarks: List[str]) -> None:
-    # torch has no public names for these; all of its own tools call them so.
+    # torch has no public names for these; its own tools use the private ones.
     setter = getattr(torch._C, function, None)
     if setter is None:
         remarks.append("parameter '{}' has no effect: torch {} has no such switch".format(parameter, torch.__version__))

@@ -1,12 +1,11 @@
-"""A loaded model, whatever it was loaded from: something to call, and its arguments.
+"""A loaded model, whatever its file was: a function to call, and its arguments.
 
-`resolve` says which argument each input of a configuration is, and which result each output, by upstream's rules.
+`resolve` finds the argument of each input of a configuration, and the result of each output, by upstream's rules.
 
-Inputs: if all of their names are names of arguments, those; else, if all are `<name>__<index>`, by the index; else in
-the order of the configuration, which is said in the log. Outputs have no names in TorchScript, so there it is the
-index or the order. A model that takes one dictionary has its inputs' names as keys, and one that returns a dictionary
-its outputs' names (upstream refuses such a model when it runs). Controls and states of sequences are inputs and outputs
-like the others, behind them in the order.
+If all names of inputs are names of arguments, these are meant. Else, if all are `<name>__<index>`, the index counts.
+Else the order of the configuration counts, and the log says so. Outputs have no names in TorchScript, so there the
+index or the order counts. A dictionary that the model takes has its inputs' names as keys, and one that it returns has
+its outputs' names (upstream refuses such a result). Controls and states of sequences come last.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.datatypes import BF16, BY_CONFIG_NAME, BY_NUMBER, BYTES
 
 _TORCH_NAMES = {"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "bfloat16"}
-# numpy has no BF16; torch looks at these as what they are.
+# numpy has no BF16; torch views these as what they are.
 _SIXTEEN_BITS = np.dtype(np.int16)
 
 
@@ -32,7 +31,7 @@ class Tensors:
         self._torch = torch
         self._bfloat16 = torch.bfloat16
         self._int16 = torch.int16
-        # Older versions of torch have no unsigned integers but of 8 bits.
+        # Older versions of torch have unsigned integers of 8 bits only.
         types = {
             number: getattr(torch, _TORCH_NAMES.get(kind.name, kind.name.lower()), None)
             for number, kind in BY_NUMBER.items()
@@ -41,18 +40,17 @@ class Tensors:
         self._numbers: Dict[Any, int] = {dtype: number for number, dtype in types.items() if dtype is not None}
         self._numpy: Dict[int, Any] = {number: BY_NUMBER[number].numpy or _SIXTEEN_BITS for number in types}
         with warnings.catch_warnings():
-            # torch warns once in a process of memory that is read-only. What only reads it is given it as it is.
+            # torch warns about read-only memory, once in a process. Programs that only read get such memory as it is.
             warnings.simplefilter("ignore")
             read_only = np.zeros(1, np.uint8)
             read_only.flags.writeable = False
             torch.from_numpy(read_only)
 
     def has(self, datatype: int) -> bool:
-        """Whether there are tensors of this type."""
         return datatype in self._numbers.values()
 
     def number_of(self, dtype: Any) -> Optional[int]:
-        """The number of a type of torch's, None for those that the protocol has not."""
+        """The number of a type of torch, None for types that the protocol lacks."""
         return self._numbers.get(dtype)
 
     def over(self, memory: Any, datatype: int, shape: Sequence[int]) -> Any:
@@ -61,7 +59,7 @@ class Tensors:
         return tensor.view(self._bfloat16) if datatype == BF16 else tensor
 
     def memory_of(self, tensor: Any) -> Any:
-        """The bytes of a tensor of a known type in C order, as an array of uint8; its own memory if it has them so."""
+        """The bytes of a tensor of a known type, in C order, as an array of uint8; without a copy where possible."""
         if tensor.requires_grad:
             tensor = tensor.detach()
         if not tensor.is_cpu:
@@ -78,8 +76,8 @@ class Tensors:
 class Argument(NamedTuple):
     """One argument, or one result. `names` all mean it; the first one is for errors.
 
-    With `strings` it is a list of strings. What is not `required` is `default` where it is not given. `info` is what
-    the file says of the tensor, None where it says nothing.
+    With `strings` it is a list of strings. An argument that is not `required` has a `default`. `info` is the file's
+    description of the tensor, or None.
     """
 
     names: Sequence[str]
@@ -92,10 +90,10 @@ class Argument(NamedTuple):
 class TorchProgram(NamedTuple):
     """A loaded model. `call` takes the arguments in their order and returns what the model does.
 
-    `takes_dict`: there is one argument, a dictionary of tensors, and the inputs' names are its keys. `arguments` and
-    `results` are None where nobody knows them before the model runs; `in_order` says that names mean nothing, and the
-    order of the configuration all. With `writes_inputs` it may write to them, or keep them. `explains` is False for
-    code whose own traceback says best what was wrong.
+    `takes_dict`: its one argument is a dictionary of tensors with the inputs' names as keys. `arguments` and `results`
+    are None where they are not known before the model runs. `in_order`: only the order of the configuration counts, not
+    names. `writes_inputs`: it may write to its inputs, or keep them. `explains` is False for code with a better
+    traceback.
     """
 
     call: Callable[..., Any]
@@ -119,7 +117,7 @@ class Naming(NamedTuple):
 
 
 def resolve(config: Mapping[str, Any], program: TorchProgram, tensors: Tensors) -> Naming:
-    """Raises Refusal for a configuration that is not that of the program."""
+    """Raises Refusal for a configuration that does not fit the program."""
     remarks: List[str] = []
     given = {what: config.get(what) or [] for what in ("input", "output")}
     if not given["output"]:
@@ -131,7 +129,7 @@ def resolve(config: Mapping[str, Any], program: TorchProgram, tensors: Tensors) 
     for what, described in given.items():
         for tensor in described:
             _check_type(config, what, tensor, tensors)
-    # Behind those that clients send are those that are made for each batch.
+    # The inputs that are made for each batch follow those that clients send.
     made = [(name, batch["data_type"]) for batch in config.get("batch_input") or () for name in batch["target_name"]]
     names = [tensor["name"] for tensor in given["input"]] + [name for name, _ in made]
     if program.takes_dict:
@@ -152,7 +150,7 @@ def resolve(config: Mapping[str, Any], program: TorchProgram, tensors: Tensors) 
 
 
 def _added(config: Mapping[str, Any], what: str, described: Sequence[Any]) -> List[Mapping[str, Any]]:
-    """What sequence batching adds: controls and states. A state may be an output of the configuration besides."""
+    """The controls and states of sequence batching. A state may be an output of the configuration, too."""
     added = added_inputs(config) if what == "input" else added_outputs(config)
     names = {tensor["name"] for tensor in described}
     return [tensor for tensor in added if tensor["name"] not in names]

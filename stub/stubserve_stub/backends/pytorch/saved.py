@@ -1,17 +1,16 @@
 """Loads what torch saves: TorchScript, programs of torch.export and what AOTInductor makes of them, modules in Python.
 
-Programs of torch.export, compiled or not, take and return whatever the model's `forward` does: tensors in tuples, lists
-and dictionaries. These have names by where they are, as in Triton: `ARGS[0]`, `ARGS[2][key]`, `KWARGS[k]`; `RESULT`,
-`RESULT[0]`, `RESULT[k][0]`. Their order is that of these structures.
+Programs of torch.export, compiled or not, take and return what the model's `forward` does: tensors in tuples, lists and
+dictionaries. As in Triton, the place of a tensor is its name: `ARGS[0]`, `ARGS[2][key]`, `KWARGS[k]`; `RESULT`,
+`RESULT[0]`, `RESULT[k][0]`. Tensors are in the order of these structures.
 
-A module in Python is the class in `model.py`. Its weights lie beside it under the same name. It is as Triton's runtime
-"model.py", but for what is said in docs/backends.md.
+A module in Python is the class in `model.py`, with its weights beside it under the same name. It works as Triton's
+runtime "model.py", with the exceptions in docs/backends.md.
 
-No pickle in such a file runs code. TorchScript has a reader of its own, and weights are read by torch with
-`weights_only`. But `torch.export.load` falls back to the pickle module for what that refuses, in several places, which
-differ from version to version. A pickle can only do what it names, and the interpreter tells of each name before it is
-looked up (the audit event `pickle.find_class`). So while such a file is loaded, every name is refused but those that
-tensors are made with.
+No pickle in such a file runs code. TorchScript has a reader of its own, and torch reads weights with `weights_only`.
+But where that refuses, `torch.export.load` falls back to the pickle module, in several places that differ between
+versions. A pickle can only use what it names, and the interpreter announces each name before it is looked up (the audit
+event `pickle.find_class`). So while such a file is loaded, only the names that tensors are made with are allowed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _TYPES = ("Tensor", "Optional[Tensor]", _STRINGS)
 
 
 def load_torchscript(torch: Any, path: str, device: Optional[str]) -> TorchProgram:
-    """`device` is where the weights go, None for where they were saved from. Raises Refusal, and what torch raises."""
+    """`device` is where the weights go, None for where they were saved. Raises Refusal, and what torch raises."""
     module = torch.jit.load(path, map_location=device)
     method = getattr(module, "forward", None)
     if method is None:
@@ -65,7 +64,7 @@ def _argument(path: str, declared: Any) -> Argument:
 
 
 def _writes(method: Any) -> bool:
-    """Whether it changes its inputs or its own state, in which it may keep them."""
+    """Whether it changes its inputs, or its own state, where it may keep inputs."""
     try:
         graph = method.inlined_graph
         aliases = graph.alias_db()
@@ -106,7 +105,7 @@ def load_compiled(torch: Any, path: str) -> TorchProgram:
 
 
 class _Call:
-    """Calls a program with its tensors in a row, and returns those of its result in a row."""
+    """Calls a program with a flat list of tensors, and returns the tensors of its result as a flat list."""
 
     def __init__(self, torch: Any, function: Any, in_spec: Any, out_spec: Any) -> None:
         self._pytree = torch.utils._pytree
@@ -185,14 +184,14 @@ _HARMLESS = {
     ("torch._utils", "_rebuild_tensor_v2"),
 }
 
-# The file that is being loaded, empty for none. A hook cannot be taken out again, so there is one for all files.
+# The file that is being loaded, empty for none. A hook cannot be removed, so there is one for all files.
 _loading = [""]
 _installed = [False]
 
 
 @contextlib.contextmanager
 def nothing_executable(path: str) -> Iterator[None]:
-    """Within it Refusal is raised by whatever unpickles more than tensors."""
+    """Within it, unpickling more than tensors raises Refusal."""
     if not _installed[0]:
         _installed[0] = True
         sys.addaudithook(_on_audit)
@@ -232,7 +231,7 @@ def load_module(torch: Any, path: str, model: str, options: Options, log: Callab
 
 def _import(path: str, model: str) -> Any:
     version_dir = os.path.dirname(path)
-    # As for models of the Python backend, files beside this one and beside the version folder can be imported.
+    # As in the Python backend, the model can import files beside this one and beside the version folder.
     sys.path += [version_dir, os.path.dirname(version_dir)]
     spec = importlib.util.spec_from_file_location(model, path)
     assert spec is not None, "a file that ends in .py has a loader"
@@ -244,7 +243,7 @@ def _import(path: str, model: str) -> Any:
 
 
 def _class_of(torch: Any, module: Any, path: str, log: Callable[[str], None]) -> Any:
-    """The first one in alphabetical order, as upstream, but those of the file itself go before imported ones."""
+    """The first class in alphabetical order, as in upstream, but classes of the file itself go before imported ones."""
     values = [value for _, value in sorted(vars(module).items()) if isinstance(value, type)]
     classes: List[Any] = [value for value in values if issubclass(value, torch.nn.Module)]
     own = [kind for kind in classes if kind.__module__ == module.__name__] or classes
@@ -273,5 +272,5 @@ def _read_weights(torch: Any, module: Any, path: str) -> None:
 
 
 def _first_lines(error: BaseException) -> Optional[str]:
-    """What torch says, without its advice on how to read the file all the same."""
+    """torch's text, without its advice to read the file all the same."""
     return str(error).partition("\n")[0]
