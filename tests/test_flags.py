@@ -182,10 +182,10 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
             ["m", "--http-use-ssl-mutual", "--http-server-cert=a", "--http-server-key=b"],
             "--http-use-ssl-mutual needs --http-root-cert",
         ),
-        (["m", "--auth-open-api=health"], "without --auth-token-file nothing needs one"),
+        (["m", "--auth-open-api=health"], "without it no API needs a token"),
         (
             ["m", "--auth-token-file=t", "--fair-queues=token", "--auth-open-api=inference"],
-            "--auth-open-api=inference lets anybody make them up",
+            "--auth-open-api=inference lets clients invent them",
         ),
         (
             ["m", "--auth-token-file=t", "--auth-open-api=helth"],

@@ -21,6 +21,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 # As most of the time goes into calls of the interpreter, more than this is not worth waiting for.
 OPTIMISATION = "2"
+# `make check` wants more of types than a build needs, and packages have other stubs where Python is older.
+LENIENT = ["--allow-any-generics", "--allow-subclassing-any", "--no-warn-return-any", "--no-warn-unused-ignores"]
 
 
 class CompiledModules(BuildHookInterface[Any]):
@@ -72,7 +74,7 @@ def _compile(root: Path, files: list[str], made: Path) -> None:
 
     os.chdir(root)
     extensions = mypycify(
-        ["--config-file", "pyproject.toml", *files],
+        ["--config-file", "pyproject.toml", *LENIENT, *files],
         opt_level=OPTIMISATION,
         debug_level="0",
         multi_file=True,

@@ -30,7 +30,7 @@ def limited(limit: str) -> list[str]:
 def test_a_limit_on_the_size_of_files(repository: Path) -> None:
     write_model(repository, "echo")
     server = refused(repository, *limited("-f 1000"))
-    server.wait_for(r"error: creating server: File too large: a file of this process may have \d+ bytes \(ulimit -f\)")
+    server.wait_for(r"error: creating server: File too large: a file may have \d+ bytes at most \(ulimit -f\)")
 
 
 def test_a_limit_on_open_files(repository: Path) -> None:

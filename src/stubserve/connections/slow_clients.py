@@ -214,8 +214,8 @@ class SlowClients:
         self.forget(slowest)
         slowest.owner.give_up(
             overloaded(
-                f"given up after {slowest.moved} bytes, which came or went slowly, because other requests need the "
-                "memory; be faster, or raise --shm-limit"
+                f"given up after {slowest.moved} bytes: the transfer was slow, and other requests need the memory. "
+                "Send or read faster, or raise --shm-limit"
             )
         )
         return slowest.at_once

@@ -74,7 +74,7 @@ def _explained(error: ssl.SSLError, tls: Tls) -> OSError:
     key = Path(tls.key).read_bytes()
     reason = f" ({error.reason})" if error.reason else ""
     if b"ENCRYPTED" in key:
-        return OSError(error.errno, "the private key is encrypted, and the server needs it without", tls.key)
+        return OSError(error.errno, "the private key is encrypted; the server needs an unencrypted key", tls.key)
     if b"PRIVATE KEY-----" not in key:
         return OSError(error.errno, f"there is no private key in PEM{reason}", tls.key)
     if b"-----BEGIN CERTIFICATE-----" not in Path(tls.certificate).read_bytes():

@@ -19,12 +19,12 @@ def explained(error: OSError) -> str:
             "takes about seven, each connection one. Raise the limit, or serve fewer instances."
         )
     if error.errno == errno.ENFILE:
-        return f"{reason}: all processes of this system together have as many files open as it allows (fs.file-max)."
+        return f"{reason}: the system's limit of open files is reached (fs.file-max)."
     if error.errno == errno.EFBIG:
         soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         return (
-            f"{reason}: a file of this process may have {_named(soft)} bytes (ulimit -f), and shared memory counts as "
-            "one, which is as large as --shm-limit and more. Start the server without that limit: ulimit -f unlimited."
+            f"{reason}: a file may have {_named(soft)} bytes at most (ulimit -f). Shared memory counts as a file, of "
+            "--shm-limit bytes and more. Start the server without that limit: ulimit -f unlimited."
         )
     return reason
 

@@ -134,11 +134,11 @@ def _check(settings: Settings) -> None:
             "otherwise. Leave one of them out."
         )
     if settings.instances.stub_writable and "files" not in settings.instances.stub_sandbox:
-        raise UsageError("--stub-writable says what stubs may write to with --stub-sandbox=files, which is not there")
+        raise UsageError("--stub-writable needs --stub-sandbox=files: only sandboxed stubs need leave to write")
     if not 0 < settings.clients.share <= 100:
         raise UsageError(f"--connection-share is a percentage from 1 to 100. Got {settings.clients.share}")
     if settings.auth.open_kinds and settings.auth.token_file is None:
-        raise UsageError("--auth-open-api says what needs no token, and without --auth-token-file nothing needs one")
+        raise UsageError("--auth-open-api needs --auth-token-file: without it no API needs a token")
     if settings.http.max_input_size <= 0:
         raise UsageError("Error: --http-max-input-size must be greater than 0.")
     fronts: tuple[tuple[str, FrontSettings, str], ...] = (
@@ -156,10 +156,10 @@ def _check(settings: Settings) -> None:
     if tracing.mode != OPENTELEMETRY and tracing.levels and not tracing.file:
         raise UsageError("--trace-config level needs a file for traces: --trace-config triton,file=<path>")
     if settings.clients.fair_queues == TOKEN and settings.auth.token_file is None:
-        raise UsageError("--fair-queues=token needs --auth-token-file: else anybody may make up tokens")
+        raise UsageError("--fair-queues=token needs --auth-token-file: without it clients could invent tokens")
     if settings.clients.fair_queues == TOKEN and "inference" in settings.auth.open_kinds:
         raise UsageError(
-            "--fair-queues=token needs tokens for inference, and --auth-open-api=inference lets anybody make them up"
+            "--fair-queues=token needs tokens for inference, and --auth-open-api=inference lets clients invent them"
         )
     _check_ports(settings)
     settings.cache.check()

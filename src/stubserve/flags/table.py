@@ -50,11 +50,11 @@ gpu-fallback = gpu_to_cpu: cpu: instances of KIND_GPU run on the CPU; none: they
 [instances] Instances and their stubs
 backend-directory = backend_directory: Backends written in Python: <name>/model.py (/opt/tritonserver/backends).
 backend-config = backend_config: [<backend>,]<setting>=<value>, passed to the backend.
-max-queue-size = max_queue_size: Requests that may wait at a model that sets no max_queue_size, but for sequences; 0:
-    no limit (0).
+max-queue-size = max_queue_size: Limit for the queue of a model without a max_queue_size, but not for sequences; 0: no
+    limit (0).
 stub-restart-limit = restart_limit: Restarts in a row of a stub that dies; 0 turns restarting off (10).
-restart-wait-secs = restart_wait_secs: Time that requests wait for a stub that is restarted, when their model has no
-    other that serves; 0 for none (10).
+restart-wait-secs = restart_wait_secs: Seconds that requests wait for a stub that is being restarted, when their model
+    has no other; 0: they do not wait (10).
 execute-timeout-secs = execute_timeout_secs: Time that one execute may take, where the model's EXECUTE_TIMEOUT_SECS
     does not say; 0 for no limit (0).
 sleep-after-secs = sleep_after_secs: Time without a request after which a model's instances end, to start again with
@@ -116,12 +116,12 @@ allow-client-shm = shm: Let clients register shared memory for inputs and output
 request-min-rate = min_rate: Bytes per second that an unfinished request has to arrive at (500).
 request-timeout-secs = request_timeout_secs: Seconds within which all of a request has to arrive; 0: no limit (3600).
 connection-share = share: Percent of --shm-limit for a connection's unfinished requests (50).
-send-timeout-secs = send_timeout_secs: Seconds that a client may take nothing of its answer; 0: no limit (60).
+send-timeout-secs = send_timeout_secs: Seconds that a client may leave its answer unread; 0: no limit (60).
 idle-timeout-secs = idle_timeout_secs: Seconds that a connection may be idle; 0: no limit (3600).
 max-connections = max_connections: Connections of HTTP, and as many of gRPC; 0: as many as there are descriptors, less
     64 (0).
-fair-queues = fair_queues: In a full queue a new request takes a place of the client that has most in it. A client is
-    a connection, an address or a token; off: the new request is refused (off).
+fair-queues = fair_queues: When a queue is full, refuse a request of the client that has most requests in it. A client
+    is a connection, an address or a token; off: refuse the new request (off).
 [auth] Who may ask
 auth-token-file = token_file: Tokens, one of which each request needs: '<token> [<API>,...]' in each line.
 auth-open-api = open_kinds: APIs that need no token, as health,metrics (none).
@@ -136,7 +136,7 @@ status-page = status_page: A page for people at / of the metrics port (true).
 [sagemaker] SageMaker
 allow-sagemaker = allow: Serve SageMaker's routes (false).
 sagemaker-port = port: The port to serve SageMaker's routes on (8080).
-sagemaker-safe-port-range = safe_ports: <first>-<last>: the ports that other protocols have to be among (none).
+sagemaker-safe-port-range = safe_ports: <first>-<last>: other protocols have to use ports in this range (none).
 [vertex] Vertex AI
 allow-vertex-ai = allow: Serve Vertex AI's routes (false).
 vertex-ai-port = port: The port to serve Vertex AI's routes on (8080).
@@ -146,8 +146,8 @@ cache-config = config: The response cache: local,size=256M or redis,host=...,por
 response-cache-byte-size = byte_size: Same as --cache-config=local,size=...; 0 for none (0).
 [rate_limit] Rate limiter
 rate-limit = mode: execution_count: instances share resources and take turns by priority (rate_limiter); off (off).
-rate-limit-resource = resources: <name>:<count>[:<device>] of a resource there is (as much as the greediest instance
-    asks for).
+rate-limit-resource = resources: <name>:<count>[:<device>]: how much of a resource there is (as much as the instance
+    with the largest need asks for).
 [logging] Log
 log-verbose = verbose: Verbose logging from level 1 on (0).
 log-info = info: Log info messages (true).

@@ -80,7 +80,7 @@ class RedisStore:
             raise
         except self._refusals as refusal:
             # Redis refuses: because of a value of another kind under this key, or for want of memory.
-            self._tell("the response cache in Redis at %s refuses what it is asked: %s", self._where, refusal)
+            self._tell("the response cache in Redis at %s refuses commands: %s", self._where, refusal)
             return None
         except Exception as wrong:
             self._failed(wrong)
