@@ -54,9 +54,9 @@ class _Asked:
         self._cache = cache
         self.request = request
         self.reader = request.on_response
-        # None where nobody could look the answer up
+        # None if the answer could not be looked up
         self.key = key
-        # When it asked, and how long it took to look the answer up
+        # The time of the look-up, and how long it took
         self.asked_ns = asked_ns
         self.took_ns = took_ns
         # Equal requests that wait for its answer
