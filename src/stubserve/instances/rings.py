@@ -112,9 +112,7 @@ class RequestRing:
             self._words[layout.ANNOUNCED] = self._announced
 
     def announce_soon(self) -> None:
-        """Announces at once if the stub has nothing else to execute, else together with all messages of this turn of
-        the loop.
-        """
+        """Announces at once if the stub has nothing else to execute, else with all messages of this turn."""
         if self._ring.unannounced == len(self._in_flight):
             self.announce()
         elif not self._announcement_is_due:

@@ -299,9 +299,7 @@ class StubWork:
         self._outputs.release(offsets)
 
     def _pass_on(self, key: Key) -> None:
-        """A group of responses has been passed on; the stub is told together with others of this turn of the event
-        loop.
-        """
+        """A group of responses has been passed on; the stub is told with others of this turn of the event loop."""
         if not self._passed_on:
             self._loop.call_soon(self._acknowledge)
         self._passed_on.append(key)
