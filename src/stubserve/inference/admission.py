@@ -138,8 +138,7 @@ def admit_steps(request: Request, signature: Signature) -> LongWork[None]:
 def reshape_outputs(response: Response, signature: Signature) -> None:
     """Gives outputs whose model-side shape differs by configuration the shape that clients expect.
 
-    An output that does not fit the configured reshape keeps its own shape: what a model returns is reported, not
-    hidden.
+    An output that does not fit the configured reshape keeps its own shape: a model's result is not hidden.
     """
     if not signature.reshaped_outputs:
         return

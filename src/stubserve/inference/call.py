@@ -7,8 +7,7 @@ Every way in (HTTP, gRPC, `generate`, a model that calls another) makes a call. 
 - `begin` and `begin_later` are for calls of clients. They submit at once, or after the long work: reading the request,
   reading strings in the client's shared memory, and checking many strings. A refusal after they have returned goes to
   `refused`, and nothing of the request is left;
-- these methods raise only ServeError. Any other exception is a fault of the server: it is logged, and refused as
-  INTERNAL;
+- only ServeError is raised. Any other exception is a fault of the server: it is logged, and becomes INTERNAL;
 - `respond` is not called after the final response, nor after the call was given up, so no client is answered twice.
   Neither `refused` nor the receiver of a response that was made later is called after `cancel`;
 - call and request refer to each other only while the request is under way. Otherwise only the garbage collector could
@@ -94,7 +93,7 @@ class Call:
         self._ordered().add(self._admitted(reading), partial(self._begun, block))
 
     def admit(self, request: Request) -> None:
-        """Checks a request against the model. No `submit` needs to follow. Raises ServeError as `submit` does."""
+        """Checks a request against the model, before `submit`. Raises ServeError as `submit` does."""
         try:
             admit(request, self.model.signature)
         except Exception as raised:
@@ -154,8 +153,7 @@ class Call:
             if self._share is not None:
                 self._share.drop()
             if request.stream is not None:
-                # Nothing else ends the pause of a request that is over. Work that is owed at the end of the pause knows
-                # the request.
+                # Nothing else ends the pause of a request that is over, and the owed work refers to the request.
                 request.resume()
         self.respond(request, response)
 

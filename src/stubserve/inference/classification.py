@@ -63,8 +63,7 @@ def classify(tensor: Tensor, count: int, batching: bool, labels: Sequence[str] =
 def _greatest(values: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
     """The indices of the `count` greatest values, greatest first, the lower of equal ones first; NaN is greatest."""
     if count < len(values) // 8:
-        # Sort only values that are no less than the last chosen value. With equal values these may be more than
-        # `count`.
+        # Sort only values not below the last chosen one. With equal values these may be more than `count`.
         least = np.partition(values, len(values) - count)[len(values) - count]
         (among,) = (~(values < least)).nonzero()
     else:

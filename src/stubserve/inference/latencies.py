@@ -110,10 +110,7 @@ class Latencies:
             self.cache_summaries[MISS].observe(took_ns // 1000, time.monotonic())
 
     def on_response(self, request: Request, response: Response) -> None:
-        """Counts a request's first response, which may be an error.
-
-        A response that is only the final flag does not count.
-        """
+        """Counts a request's first response, or its error; a response that is only the final flag does not count."""
         if self.first_response is not None and not response.empty:
             stream = request.stream
             if stream is None or stream.responses <= 1:

@@ -168,10 +168,7 @@ def _begin(turn: asyncio.Future[None]) -> None:
 
 
 class OrderedJobs:
-    """Work whose results are delivered in the order in which it was added.
-
-    `dropped`: the results are no longer wanted.
-    """
+    """Work whose results are delivered in the order of `add`; `dropped`: the results are no longer wanted."""
 
     __slots__ = ("_offload", "_task", "_waiting", "dropped")
 

@@ -64,10 +64,7 @@ class ServedModel(Protocol):
     # Requests
 
     def submit(self, request: Request) -> None:
-        """Queues an admitted request; `request.on_response` gets the answer.
-
-        Raises ServeError if the request is refused.
-        """
+        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError for a refusal."""
 
     def enqueue(self, request: Request) -> None:
         """As `submit`, for a caller that polls once all requests that arrived together are queued."""

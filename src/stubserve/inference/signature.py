@@ -46,10 +46,7 @@ class TensorSignature:
 
 
 class Accepts(Protocol):
-    """What a reader of requests must know of a model.
-
-    A `Signature` has it; processes without a `Signature` make their own.
-    """
+    """The facts about a model for readers of requests. A `Signature` has them; other processes make their own."""
 
     @property
     def model(self) -> str: ...

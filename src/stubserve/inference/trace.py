@@ -140,8 +140,7 @@ class Trace:
         self.protocol = protocol
         self.request_id = ""
         self.parent = 0 if above is None else above.number
-        # In the root of a tree: how many traces have not ended, and the ended ones. None when all have ended: no
-        # circles
+        # In a tree's root: how many traces have not ended, and the ended ones. None after the last: no circles
         self._sampler = sampler
         root = None if above is None else above._root
         if root is None:

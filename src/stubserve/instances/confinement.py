@@ -131,10 +131,7 @@ def withheld(rules: Sequence[VariableRule], model: str, names: Iterable[str]) ->
 
 
 def confinement(settings: InstanceSettings) -> Confinement:
-    """The confinement that the flags demand.
-
-    Raises ConfinementError if this machine or user cannot provide it, or OSError.
-    """
+    """The confinement that the flags demand. Raises OSError, or ConfinementError if it is impossible here."""
     sandbox = settings.stub_sandbox
     version = landlock_version() if sandbox else 0
     if sandbox and not version:

@@ -24,10 +24,7 @@ log = logging.getLogger("stubserve.instances")
 
 
 class Janitor:
-    """The janitor of one server.
-
-    `variables` mark the server's processes; the environment of its stubs must have them.
-    """
+    """The janitor of one server. `variables` mark its processes; the environment of its stubs must have them."""
 
     def __init__(self) -> None:
         mark = secrets.token_hex(8)
@@ -67,8 +64,7 @@ class Janitor:
 
     def _start(self) -> None:
         command = [sys.executable, "-I", "-S", janitor_program.__file__, self._mark]
-        # Of the server's variables, which models can read in this process, it gets only those that its interpreter may
-        # need.
+        # Models can read this process's variables, so it gets only those that its interpreter may need.
         variables = {name: value for name, value in os.environ.items() if name in _NEEDED}
         try:
             # A session of its own: signals to the server's terminal or group must not end the janitor.

@@ -1,5 +1,4 @@
-"""The number of threads that numeric libraries of one instance may start, so that instances do not compete for the
-cores.
+"""The number of threads that numeric libraries of one instance may start, so that they do not compete for the cores.
 
 OpenMP, MKL and OpenBLAS (and with them numpy, scipy and torch) start one thread per core in every process, and
 onnxruntime does the same in every session. Four instances on eight cores then run thirty-two threads and are slower

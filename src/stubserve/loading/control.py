@@ -4,8 +4,7 @@
 once. A load that removes instances from a version that goes on is answered when these are gone, as upstream does; but
 not for a model's request, as the instances may wait for that model. A load of an unchanged model does nothing.
 
-Models are kept apart by keys (`repositories`): with namespaces, a name may stand for several models, and then means
-all.
+Models are kept apart by keys (`repositories`): with namespaces, a name means all models that have it.
 
 `dependencies` has the consequences for ensembles. They are settled when a load or unload is over, and before it is
 answered. Ensembles that need a missing model are unloaded, those that can be served again come back, and those with

@@ -42,10 +42,7 @@ def rounds(needs: Mapping[str, Collection[str]]) -> list[list[str]]:
 
 
 def circle(name: str, members: Collection[str], needs: Callable[[str], Collection[str]]) -> ServeError | None:
-    """The refusal of a model that needs itself, through any number of ensembles.
-
-    `needs` gives the needs of the others.
-    """
+    """The refusal of a model that needs itself, through any number of ensembles; `needs` is for the others."""
     seen: set[str] = set()
     todo = [(name, member) for member in members]
     while todo:
@@ -59,8 +56,7 @@ def circle(name: str, members: Collection[str], needs: Callable[[str], Collectio
 
 
 def no_longer_needed(name: str, needs: Mapping[str, Collection[str]], asked_for: Collection[str]) -> list[str]:
-    """The models to unload with `name` and its dependents: members not loaded by name, and not needed by any other
-    model.
+    """The models to unload with `name` and its dependents: members not loaded by name and not needed by others.
 
     `needs` are the serving models, with their members.
     """

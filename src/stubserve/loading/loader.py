@@ -62,10 +62,7 @@ def assign(instances: Sequence[Instance], specs: Sequence[InstanceSpec]) -> list
 
 @dataclass(frozen=True, eq=False)
 class InstanceUpdate:
-    """The change of `model` to `instances`, of which `started` are new and ready.
-
-    `config` is the matching configuration.
-    """
+    """The change of `model` to `instances`, with `config`; those in `started` are new and ready."""
 
     model: InstanceModel
     instances: list[Instance]
@@ -206,10 +203,7 @@ class Loader:
         return InstanceUpdate(model, instances, started, config)
 
     async def _warm_up(self, model: InstanceModel, folder: Path) -> WarmUp:
-        """The samples to execute before instances are ready.
-
-        Raises ServeError. Reads in a thread, as samples may be files.
-        """
+        """The samples to execute before instances are ready, from files, so in a thread. Raises ServeError."""
         samples = await asyncio.to_thread(read_samples, model.config, model.signature, folder)
         return WarmUp(model, samples, self._memory)
 
@@ -288,9 +282,7 @@ class Loader:
         warm_up: WarmUp,
         first: Stub | None = None,
     ) -> list[Instance]:
-        """Instances that are still to be started; `first` is a stub for the first of them, which has imported the
-        model.
-        """
+        """Instances that are still to be started; `first` is a stub for the first, with the model imported."""
         ready_stubs = {id(specs[0]): first} if first is not None else {}
 
         def launch_for(spec: InstanceSpec) -> Callable[[Instance], Any]:

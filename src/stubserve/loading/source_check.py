@@ -29,8 +29,7 @@ class SourceProblem:
 def source_problems(file: Path, runs_here: bool) -> Iterator[SourceProblem]:
     """The problems in the file of a model or backend.
 
-    Unless it `runs_here`, in this interpreter, a syntax error is only a warning: the model's own interpreter may
-    differ.
+    Unless it `runs_here`, in this interpreter, a syntax error is only a warning: the model may have another one.
     """
     try:
         tree = ast.parse(file.read_bytes(), str(file))

@@ -51,8 +51,7 @@ class _Failure:
 
 
 class RepositoryWatch:
-    """`load` returns which of several models could be loaded. `changed` is called for each model that is not just
-    retried.
+    """`load` returns which of several models could be loaded. `changed` is called for each, but not for retries.
 
     `checks` is the command that checks the repositories.
     """

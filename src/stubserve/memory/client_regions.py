@@ -84,10 +84,7 @@ class ClientRegion:
 
 
 class ClientRegions:
-    """All regions.
-
-    Methods that change or name a region raise ServeError, with upstream's texts where upstream has them.
-    """
+    """All regions. Methods that change or name one raise ServeError, with upstream's texts if there are any."""
 
     def __init__(self) -> None:
         self._regions: dict[str, ClientRegion] = {}

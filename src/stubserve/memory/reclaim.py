@@ -149,10 +149,7 @@ class Reclaim:
         return ledger.left >= nbytes
 
     async def grant(self, index: int, least: int, most: int) -> int:
-        """Commits from `least` to `most` bytes for a stub's segment, after others have given memory back.
-
-        Raises ArenaFull.
-        """
+        """Commits from `least` to `most` bytes for a segment, once others have given some. Returns how many. Raises ArenaFull."""
         ledger = self._ledger
         if ledger.left < least:
             waiting = [stub for stub in self._who_could_give(least) if stub.index != index]

@@ -43,8 +43,7 @@ class Memory:
         return Block(offset, nbytes, self.arena.view(offset, nbytes), self._free)
 
     def reserve(self, nbytes: int, first: int) -> tuple[Block, int]:
-        """A block with at least its `first` bytes committed, and the number of committed bytes. The rest is address
-        space.
+        """A block with at least its `first` bytes committed, and how many bytes are. The rest is only address space.
 
         `grow` commits more of it. Raises ServeError (503).
         """

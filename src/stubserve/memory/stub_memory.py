@@ -51,8 +51,7 @@ class SegmentPool:
 
 
 class StubMemory:
-    """The memory that the parent still reads in a stub's segment, and that the stub's model still reads in the
-    parent's.
+    """The parts of a stub's segment that the parent still reads, and of the parent's that the model still reads.
 
     The stub frees an output when it is told to. `take_frees` collects these outputs for the next message;
     `on_many_frees` is called when there are too many to wait for one. When the stub is dead (`close`), its segment goes

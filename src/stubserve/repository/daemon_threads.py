@@ -13,10 +13,7 @@ _T = TypeVar("_T")
 
 
 async def in_daemon_thread(work: Callable[[], _T]) -> _T:
-    """The result or exception of `work` in a thread of its own.
-
-    After a cancellation `work` goes on, and its result is lost.
-    """
+    """The result or exception of `work` in its own thread. A cancellation does not stop `work`."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[_T] = loop.create_future()
 
@@ -69,10 +66,7 @@ class Latest:
         self._error: Exception | None = None
 
     def run(self, patience_s: float) -> bool:
-        """Starts the work, unless it is still running, and waits.
-
-        Returns whether it has ended. Raises its exception.
-        """
+        """Starts the work, unless it is running, and waits. Returns whether it has ended. Raises its exception."""
         with self._guard:
             if self._done is None:
                 self._done = threading.Event()

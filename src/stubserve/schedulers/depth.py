@@ -73,10 +73,7 @@ _OF_ALL: Final = 2
 
 
 class Cost:
-    """The time that executions of an instance take.
-
-    `halves_from` is the number of requests from which halves are worth it.
-    """
+    """The time of an instance's executions. `halves_from` is the number of requests from which halves are worth it."""
 
     def __init__(self, around_ns: int, least_ns: int) -> None:
         """`around_ns` is the time besides the execution itself, and `least_ns` the least time of a half."""

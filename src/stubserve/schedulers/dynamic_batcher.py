@@ -19,8 +19,7 @@ With no delay, and no preferred size but the largest, an instance that serves al
 than are queued (see `depth`). Such a batch counts as stopped by something other than the queue's end.
 
 One difference from Triton 2.51 is on purpose. With a delay and preferred sizes Triton goes on filling a batch that it
-has already handed over, and then sends one request more than preferred: 5 for `preferred_batch_size: [4]`. Here it is
-4.
+has already handed over, and sends one request more than preferred: 5 for `preferred_batch_size: [4]`. Here it is 4.
 
 Costs. With neither priorities nor queue policies, a request is touched once on the way in and about once on the way
 out. A batch that waits for its delay is not looked through again until it may have become complete: a queue of n

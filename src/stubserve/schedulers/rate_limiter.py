@@ -43,8 +43,7 @@ class RateLimiter:
     """All resources of a server. `given` are the amounts that the operator set, by (name, device or None for all).
 
     A caller whose instance has its resources (`acquire` was true, or it was let in) calls `runs` for each work. It
-    calls `finish` after the execution, or `give_back` if there was nothing to execute; and `settle` once all is
-    reported.
+    calls `finish` after the execution, or `give_back` if there was nothing to execute; then `settle`.
     """
 
     def __init__(self, given: Mapping[tuple[str, int | None], int] | None = None) -> None:
@@ -278,10 +277,7 @@ class RateLimiter:
         return None
 
     def _limit(self, name: str, device: int | None) -> int | None:
-        """The operator's amount; None if the operator set none at all.
-
-        A resource that is missing from the amounts is 0.
-        """
+        """The operator's amount, 0 for a resource without one; None if the operator has set no amounts at all."""
         given = self._given
         if not given:
             return None

@@ -11,10 +11,7 @@ IDLE, WAITING, HOLDING = range(3)
 
 
 class Pool:
-    """One resource: on one device, or shared.
-
-    `free` is below zero if its amount has fallen below the given-out amount.
-    """
+    """One resource: on one device, or shared. `free` is below zero if more is given out than there is now."""
 
     def __init__(self, key: tuple[str, int | None]) -> None:
         self.key = key

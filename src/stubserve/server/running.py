@@ -85,10 +85,7 @@ def _create(settings: Settings) -> Server:
 
 
 async def _start(server: Server, ports: Ports, manager: ServiceManager, signals: Stopping) -> int:
-    """Loads the models, unless a signal comes first.
-
-    Returns the exit code; with 0 the server goes on until a signal.
-    """
+    """Loads the models, unless a signal comes first. Returns the exit code; 0 means to go on until a signal."""
     loading = asyncio.create_task(server.load())
     telling = asyncio.create_task(tell_progress(server.registry))
     stopping = asyncio.create_task(signals.asked.wait())

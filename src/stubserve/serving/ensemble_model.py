@@ -136,8 +136,7 @@ class EnsembleModel(AnsweringModel):
         return self._models.find(*self._keys[step.index])
 
     def find_members(self, steps: Sequence[Step]) -> tuple[dict[int, ServedModel], bool]:
-        """The models of steps, by the steps' indexes, and whether one differs from the model in the ensemble's
-        identity.
+        """The models of steps, by step index, and whether the ensemble's identity is made of other models.
 
         Raises ServeError. An ensemble has an identity only if a shared cache keeps its answers.
         """
@@ -241,10 +240,7 @@ class EnsembleModel(AnsweringModel):
     # The end
 
     async def drained(self, patience_s: float = 0.0) -> bool:
-        """Waits until nothing is under way.
-
-        It has no batches of its own: the members' patience ends hanging batches.
-        """
+        """Waits until nothing is under way. It has no batches: its members' patience ends hanging ones."""
         await self._draining.drained()
         return True
 

@@ -52,7 +52,7 @@ class Ensemble(Protocol):
     gates: Mapping[Step, Gate]  # most ensembles have none
 
     def find_members(self, steps: Sequence[Step]) -> tuple[dict[int, ServedModel], bool]:
-        """The models of steps, by index, and whether its identity names others. Raises ServeError."""
+        """The models of steps, by index, and whether its identity is made of others. Raises ServeError."""
 
     def respond(self, request: Request, response: Response) -> None:
         """Passes a response on, with a hold on each of its outputs."""

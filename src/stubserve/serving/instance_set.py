@@ -95,8 +95,7 @@ class InstanceSet:
     def memory_usage(self) -> list[dict[str, Any]]:
         """The memory of the stubs in the statistics extension: upstream's row for a model's CPU memory.
 
-        It counts memory that belongs to a stub alone, without libraries that stubs share as files, or tensors in the
-        arena.
+        It counts memory that belongs to a stub alone, without shared libraries, or tensors in the arena.
         """
         total = sum(instance.memory() for instance in self.everyone)
         return [{"type": "CPU", "id": 0, "byte_size": total}] if total else []
@@ -104,8 +103,7 @@ class InstanceSet:
     def takers(
         self, request: Request | None, seen: Callable[[Instance, Waiter], Waiter] | None = None
     ) -> Sequence[Waiter]:
-        """The instances that execute a request. If none does, those that may: now, when restarted, or while they
-        finish.
+        """The instances that execute a request. If none does, those that may, now or after a restart.
 
         `seen` may replace the waiter of an instance.
         """

@@ -15,10 +15,7 @@ from stubserve.schedulers.sequence.slots import SequenceId, SequenceSlot
 
 
 class ActiveSequences:
-    """The slot of each of these sequences.
-
-    A sequence ends after `max_idle_ns` without a request, unless that is None.
-    """
+    """The slot of each of these sequences. They end after `max_idle_ns` without a request, unless that is None."""
 
     def __init__(self, max_idle_ns: int | None) -> None:
         self._max_idle_ns = max_idle_ns

@@ -111,10 +111,7 @@ class SequenceBatcher(Scheduler):
         return []
 
     def enqueue(self, request: Request, now_ns: int) -> None:
-        """As the interface.
-
-        Raises INVALID_ARG for a request outside of any sequence, UNAVAILABLE for a lost sequence.
-        """
+        """As the interface. Raises INVALID_ARG for a request outside of sequences, UNAVAILABLE for a lost one."""
         self._now_ns = request.queue_start_ns = now_ns
         if request.batch_size > 1:
             raise self._refusals.rows()

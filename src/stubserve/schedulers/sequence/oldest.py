@@ -85,8 +85,7 @@ class OldestBatcher(SequenceBatcher):
         slot, number, _ = self._candidates.pop(request)
         slot.running = None
         if slot.number != number:
-            # The request was the last of its sequence. The slot may belong to the next sequence, which may be over as
-            # well.
+            # The request was the last of its sequence. The slot may be the next one's, which may be over, too.
             if slot.queue:
                 self._filled(slot)
             elif slot.number:

@@ -22,7 +22,7 @@ class SequenceSlot:
     free. `running` is the request that keeps the next one from running, in a strategy that has this. `again` is a
     request that has executed before and is to execute once more. `gone`: the slot's instance is gone.
 
-    `last_ns` is when the last request came, `watched` whether a check for idleness is due. `controls` are the control
+    `last_ns` is when the last request came, `watched` whether a check for idleness is planned. `controls` are the control
     inputs of a request in the middle of a sequence, with its id, once they have been made.
     """
 
@@ -159,10 +159,7 @@ class Slots:
         return row.slots
 
     def close(self, instance: Instance) -> bool:
-        """Gives out no more slots of this instance.
-
-        Returns whether any is taken; `take_vacant` reports when none is.
-        """
+        """Gives out no more slots of this instance. Returns whether any is taken; then see `take_vacant`."""
         row = self._rows.get(instance)
         if row is None:
             return False
