@@ -149,7 +149,7 @@ class StubWork:
 
     @property
     def load(self) -> tuple[int, int]:
-        """The number of the stub's batches, and of their requests together with those that senders will answer later."""
+        """How many batches the stub has, and how many requests, with those that senders will answer later."""
         return len(self._requests.batches), len(self._requests.all())
 
     @property

@@ -149,7 +149,7 @@ class Reclaim:
         return ledger.left >= nbytes
 
     async def grant(self, index: int, least: int, most: int) -> int:
-        """Commits from `least` to `most` bytes for a segment, once others have given some. Returns how many. Raises ArenaFull."""
+        """Commits `least` to `most` bytes for a segment, once others gave some; returns the sum. Raises ArenaFull."""
         ledger = self._ledger
         if ledger.left < least:
             waiting = [stub for stub in self._who_could_give(least) if stub.index != index]

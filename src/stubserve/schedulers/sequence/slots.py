@@ -22,8 +22,8 @@ class SequenceSlot:
     free. `running` is the request that keeps the next one from running, in a strategy that has this. `again` is a
     request that has executed before and is to execute once more. `gone`: the slot's instance is gone.
 
-    `last_ns` is when the last request came, `watched` whether a check for idleness is planned. `controls` are the control
-    inputs of a request in the middle of a sequence, with its id, once they have been made.
+    `last_ns` is when the last request came, `watched` whether a check for idleness is planned. `controls` are the
+    control inputs of a request in the middle of a sequence, with its id, once they have been made.
     """
 
     __slots__ = (
