@@ -1,12 +1,12 @@
 """Extracting the archive of an environment: fast, and only ever into its own folder.
 
-Every entry is checked before anything is written for it, and symbolic links are made last. So while files are written
-there is no link in the tree, what a path says is where it leads, and no look at the file system is needed per entry
-(`tarfile`'s filters resolve each path, which takes longer than writing a small file). When the links are there, each
-one must lead to a place inside the tree. One exception: `bin/python` of a virtual environment points to the Python that
-it was made with. Nothing is written through it.
+Every entry is checked before it is written, and symbolic links are made last. So while files are written the tree has
+no links, each path leads where it says, and no entry needs a look at the file system (`tarfile`'s filters resolve each
+path, which takes longer than writing a small file). In the end each link must lead to a place inside the tree, with one
+exception: `bin/python` of a virtual environment points to the Python that it was made with. Nothing is written through
+it.
 
-Errors begin with the text of upstream, which extracts with libarchive, and go on with what helps.
+Errors begin with the text of upstream, which extracts with libarchive, and go on with advice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-# An environment shrinks to a half or a tenth. What grows much beyond that is made to fill the disk.
+# An environment shrinks to a half or a tenth. An archive that grows much more is made to fill the disk.
 MAX_RATIO = 200
 FREE_BYTES = 1 << 30
 MAX_ENTRIES = 5_000_000
@@ -40,7 +40,7 @@ MAX_HEADER = 1 << 20
 _CHUNK = 1 << 20
 
 _INTERPRETER_LINK = re.compile(r"bin/(python|pypy)[0-9.]*")
-# What the decompressors raise about bytes that are not theirs, and tarfile about headers upon headers
+# The errors of decompressors for foreign bytes, and of tarfile for endless headers
 _BROKEN: tuple[Any, ...] = (
     EOFError,
     ValueError,
@@ -53,13 +53,13 @@ _BROKEN: tuple[Any, ...] = (
 
 
 class ArchiveRefused(Exception):
-    """An archive that cannot be extracted, or must not be. The text names it and says why."""
+    """An archive that cannot be extracted, or must not be. The text has its name and the reason."""
 
 
 class _Stream:
-    """The decompressed archive, read forwards only: counts, and refuses what only a bomb would hold.
+    """The decompressed archive, read forwards only. Counts bytes, and refuses more than an honest archive has.
 
-    `tarfile` reads headers with `read` and keeps them in memory; newer Pythons take long ones in pieces. So their sum
+    `tarfile` reads headers with `read` and keeps them in memory; newer Pythons read long ones in pieces. So their sum
     is limited: `header_left` is set before an entry's headers are read, and is None while its content is.
     """
 
@@ -87,7 +87,7 @@ class _Stream:
         return data
 
     def grow(self, count: int) -> None:
-        """Accounts for bytes that the archive turns into. Raises ArchiveRefused when they are too many."""
+        """Counts bytes of the decompressed archive. Raises ArchiveRefused when they are too many."""
         self._limit -= count
         if self._limit < 0:
             raise ArchiveRefused(
@@ -106,10 +106,10 @@ class _Stream:
 
 
 class _Gunzipped(io.RawIOBase):
-    """What a thread decompresses, to its end.
+    """The decompressed bytes of a thread, to their end.
 
-    isal's reader takes it for the end when it has found nothing for 10 ms and then sees that its thread is done. What
-    the thread has put there in between is still to come, so a whole archive would be cut off where cores are scarce.
+    isal's reader stops when it has found nothing for 10 ms and then sees that its thread is done. Bytes that the thread
+    has written in between are missed, so a whole archive would be cut off where cores are scarce.
     """
 
     def __init__(self, opened: Any) -> None:
@@ -131,7 +131,7 @@ class _Gunzipped(io.RawIOBase):
 
 
 def _open(file: IO[bytes]) -> Any:
-    """The stream of a tar file inside an open file, decompressed as its first bytes say."""
+    """The stream of a tar file inside an open file, decompressed by the format of its first bytes."""
     head = file.read(6)
     file.seek(0)
     if head.startswith(b"\x1f\x8b"):
@@ -148,10 +148,10 @@ def _open(file: IO[bytes]) -> Any:
 def extract(archive: Path, folder: Path, progress: Callable[[int, int], None]) -> None:
     """Extracts a tar file, plain or compressed with gzip, zstd, bzip2 or xz, into an empty folder.
 
-    `progress` is called now and then with the bytes of the archive that have been read, and how many there are.
-    Modes keep only permissions, the owner is whoever calls, times are kept: Python takes byte code only beside a source
-    of the same time. The process's umask must not be stricter than 022. Raises ArchiveRefused; the folder is then to be
-    thrown away.
+    `progress` is called now and then with the number of bytes that have been read of the archive, and its size. Modes
+    keep only permissions, the owner is the caller, times are kept: Python uses byte code only beside a source of the
+    same time. The process's umask must not be stricter than 022. Raises ArchiveRefused; the folder is then to be
+    removed.
     """
     try:
         with archive.open("rb") as file:
@@ -174,7 +174,7 @@ def extract(archive: Path, folder: Path, progress: Callable[[int, int], None]) -
     except _BROKEN as error:
         raise _damaged(archive, error) from None
     except OSError as error:
-        if error.errno is None:  # not the system's: gzip and bz2 name damage so
+        if error.errno is None:  # not from the system: gzip and bz2 report damage this way
             raise _damaged(archive, error) from None
         place = folder if error.filename is None or str(error.filename).startswith(str(folder)) else archive
         raise ArchiveRefused(f"cannot extract {archive}: {error.strerror or error} ({place})") from None
@@ -188,7 +188,7 @@ def _damaged(archive: Path, error: Exception) -> ArchiveRefused:
 
 
 class _Extraction:
-    """One archive on its way to one folder."""
+    """The extraction of one archive to one folder."""
 
     def __init__(self, archive: Path, folder: Path, stream: _Stream, progress: Callable[[], None]) -> None:
         self._archive = archive
@@ -261,8 +261,8 @@ class _Extraction:
     def _link(self, path: str, target: str) -> None:
         source, place = os.path.join(self._root, target), os.path.join(self._root, path)
         if target in self._links:
-            # The same link a second time. It may lie in another folder, where a relative one leads elsewhere: then it
-            # was no hard link, and the check of the links will see to it.
+            # The same link a second time. It may be in another folder, where a relative link leads elsewhere: then it
+            # was no hard link, and the check of the links will refuse it.
             self._links[path] = self._links[target]
         elif source != place:
             if not os.path.isfile(source):

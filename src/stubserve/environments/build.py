@@ -1,8 +1,7 @@
-"""A packed environment out of a `requirements.txt`: a virtual environment, made by uv or by venv and pip, as a tar.gz.
+"""Makes a packed environment from a `requirements.txt`: a virtual environment, by uv or by venv and pip, as a tar.gz.
 
-The archive holds the packages and no Python: `bin/python` in it is a link to the interpreter that it was made with, so
-it runs on every machine (or in every image) that has that interpreter at the same place. conda-pack makes archives with
-a Python of their own.
+The archive holds the packages and no Python: its `bin/python` is a link to the interpreter that made it. So it runs on
+every machine or image with that interpreter at the same place. conda-pack makes archives with their own Python.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Packages are many small files that any level compresses well; higher ones take several times as long.
+# Packages are many small files that any level compresses well; higher levels take several times as long.
 _COMPRESSION = 3
 
 # A first line for scripts that finds the interpreter beside them; to Python it is a string.
@@ -29,14 +28,14 @@ _LAUNCHER = b"""#!/bin/sh
 
 
 class BuildFailed(Exception):
-    """The environment cannot be made. The text says why and what to do."""
+    """The environment cannot be made. The text has the reason and the remedy."""
 
 
 def build(requirements: Path, archive: Path, python: str, installer: str, say: Callable[[str], None]) -> None:
-    """Writes `archive`, replacing what is there only when the new one is whole.
+    """Writes `archive`; an existing one is replaced only when the new one is whole.
 
-    `python` is a path, a version such as 3.10, or empty for the interpreter that runs this. `installer` is uv, pip, or
-    empty for uv where it is installed. What they print goes to stderr. Raises BuildFailed.
+    `python` is a path, a version such as 3.10, or empty for the present interpreter. `installer` is uv, pip, or empty
+    for uv if it is installed. Their output goes to stderr. Raises BuildFailed.
     """
     uv = None if installer == "pip" else _find_uv()
     if installer == "uv" and uv is None:
@@ -63,7 +62,7 @@ def build(requirements: Path, archive: Path, python: str, installer: str, say: C
 
 
 def _find_uv() -> str | None:
-    """The program, on the PATH or, where the virtual environment of this process is not activated, in its scripts."""
+    """The program, from the PATH or from the scripts of this process's virtual environment, activated or not."""
     return shutil.which("uv") or shutil.which("uv", path=sysconfig.get_path("scripts"))
 
 
@@ -73,7 +72,7 @@ def find_interpreter(python: str) -> str:
         return _own_interpreter()
     failures = []
     for candidate in _candidates(python):
-        # One that is found may be a shim, of pyenv or asdf, which knows the version but has none of it.
+        # A found program may be a shim, of pyenv or asdf, that knows the version but does not have it.
         failure = _why_it_does_not_run(candidate)
         if not failure:
             return candidate
@@ -87,7 +86,7 @@ def find_interpreter(python: str) -> str:
 
 
 def _candidates(python: str) -> Iterator[str]:
-    """The programs that may be meant by a path, a name or a version, each once, in the order of the PATH."""
+    """The programs that a path, a name or a version may mean, each once, in the order of the PATH."""
     if os.sep in python:
         found = shutil.which(python)
         if found is not None:
@@ -103,7 +102,7 @@ def _candidates(python: str) -> Iterator[str]:
 
 
 def _why_it_does_not_run(interpreter: str) -> str:
-    """Empty for an interpreter that works."""
+    """The reason, empty for an interpreter that works."""
     try:
         done = subprocess.run([interpreter, "-c", ""], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -135,7 +134,7 @@ def _run(command: list[str]) -> None:
 
 
 def _make_scripts_movable(prefix: Path) -> None:
-    """Lets the scripts in `bin` find the interpreter beside them instead of where they were made (uv does so)."""
+    """Lets the scripts in `bin` find the interpreter beside them, not at the place of their making (as uv does)."""
     for script in (prefix / "bin").iterdir():
         if script.is_symlink() or not script.is_file():
             continue

@@ -4,14 +4,14 @@
     <cache>/<key>.json    what it was made from; empty until it is complete
 
 The key is made of the archive's size, its time of change, and samples of its content: the same archive beside two
-models is extracted once, a touched one anew. The small file is both record and lock. A process that extracts holds it
-exclusively, one that runs stubs in the environment holds it shared (a `Lease`), and the kernel lets go of both when a
-process dies. The record is written last, when the disk has the rest already, so whatever is interrupted, be it by a
-crash of the machine, has no record, and is thrown away by the next server that wants it. (Extracting under another name
-and renaming would not do: conda-unpack writes the final place into the files.)
+models is extracted once, a touched one again. The small file is both record and lock. A process that extracts holds it
+exclusively, a process with stubs in the environment holds it shared (a `Lease`), and the kernel releases both when a
+process dies. The record is written last, when all else is on the disk. So an extraction that is interrupted, even by a
+crash of the machine, has no record, and the next server that needs it removes it. (Extracting under another name and
+renaming would not work: conda-unpack writes the final place into the files.)
 
-Nothing in the cache is needed: it can be deleted at any time when no server runs. Each extraction removes what a
-changed archive has left behind, and what nobody has used for a month.
+Nothing in the cache is needed: it can be deleted at any time when no server runs. Each extraction removes entries of a
+changed archive, and those that have not been used for a month.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CacheLease:
 
 
 def default_folder(name: str = "environments") -> Path:
-    """Below the user's cache folder, or below the temporary one where there is no place to write at home."""
+    """Below the user's cache folder, or below the temporary one if the home cannot be written to."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     home = base / "stubserve" / name
     with contextlib.suppress(OSError):
@@ -54,7 +54,7 @@ def default_folder(name: str = "environments") -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes the cache's folder; others may not write there. Raises OSError."""
+    """Makes the cache's folder; other users may not write there. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & 0o022:
@@ -77,7 +77,7 @@ def key_of(archive: Path) -> str:
 
 
 def lease(cache: Path, key: str) -> CacheLease | None:
-    """The entry if it is complete, None if it is not or somebody is at it. Raises OSError."""
+    """The entry if it is complete, None if it is not or if another process works on it. Raises OSError."""
     record = cache / f"{key}.json"
     try:
         descriptor = os.open(record, os.O_RDWR | os.O_CLOEXEC)
@@ -87,7 +87,7 @@ def lease(cache: Path, key: str) -> CacheLease | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         complete = _same_file(descriptor, record) and _read(descriptor) is not None
         if complete and not (cache / key).is_dir():
-            # Somebody has deleted the folder. Servers may hold the record for good, so a new one takes its place.
+            # The folder has been deleted. Servers may hold the record for good, so a new one takes its place.
             record.unlink()
             complete = False
     except BlockingIOError:
@@ -111,7 +111,7 @@ class Entry:
         self._descriptor = -1
 
     def lock(self) -> bool:
-        """Takes the lock; False where somebody else has the entry. Raises OSError."""
+        """Takes the lock; False if another process has the entry. Raises OSError."""
         while True:
             descriptor = os.open(self._record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -125,7 +125,7 @@ class Entry:
             os.close(descriptor)  # it was removed meanwhile
 
     def wait(self) -> None:
-        """Waits while somebody extracts. Servers that use the entry, which they do for long, are not waited for."""
+        """Waits while another process extracts, but not for servers that use the entry."""
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(self._record, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -140,7 +140,7 @@ class Entry:
         os.close(self._descriptor)
 
     def record(self) -> dict[str, Any] | None:
-        """What the environment was made from; None if it is not complete."""
+        """The origin of the environment; None if it is not complete."""
         return _read(self._descriptor)
 
     def idle_seconds(self) -> float:
@@ -148,7 +148,7 @@ class Entry:
         return time.time() - os.fstat(self._descriptor).st_mtime
 
     def begin(self) -> None:
-        """An empty folder; what an interrupted extraction left there is gone."""
+        """Makes an empty folder; the rest of an interrupted extraction is removed."""
         os.ftruncate(self._descriptor, 0)
         remove_tree(self.folder)
         self.folder.mkdir(mode=0o755)
@@ -164,9 +164,9 @@ class Entry:
 
 
 def clean(cache: Path, source: str, key: str) -> list[str]:
-    """Removes entries that `source` had before it became `key`, unused and interrupted ones; the names of the removed.
+    """Removes older entries of `source`, unused ones and interrupted ones; returns their names.
 
-    What a server uses is left alone. Raises nothing: this is housekeeping.
+    Entries in use stay. Raises nothing: this is housekeeping.
     """
     removed = []
     for path in cache.glob("*.json"):

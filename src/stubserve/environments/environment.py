@@ -1,4 +1,4 @@
-"""Which interpreter a stub runs in, and with which command line."""
+"""The interpreter of a stub, and its command line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import stubserve_stub
 
 from stubserve.errors import internal
 
-# Builds of onnxruntime from 1.29 on tell their maker of each process and model, and leave a file in the folder for
-# temporary ones, unless this says otherwise before they are imported. What a server serves is nobody's business.
+# Builds of onnxruntime from 1.29 on report each process and model to their maker, and leave a file in the temporary
+# folder, unless this is set before the import. A server's models must stay private.
 _UNLESS_SET = {"ORT_DISABLE_TELEMETRY": "1"}
 
 _STUB_PROGRAM = Path(stubserve_stub.__file__).parent / "__main__.py"
@@ -26,9 +26,9 @@ _MSGPACK = Path(msgpack.__file__).parent
 class Environment:
     """An interpreter, and what to add to the process environment of the stubs that run in it.
 
-    `prefix` is the environment's folder, empty for the server's own. A variable that is None is taken away. `lease`
-    keeps an extracted environment in the cache for as long as this object lives. `before` are words in front of the
-    interpreter, a program that confines itself and becomes it; `user` whom it runs as, in arguments of `Popen`.
+    `prefix` is the environment's folder, empty for the server's own. A variable that is None is removed. `lease` keeps
+    an extracted environment in the cache for as long as this object lives. `before` are words in front of the
+    interpreter: a program that confines itself and becomes it. `user` has its user, as arguments of `Popen`.
     """
 
     interpreter: str = sys.executable
@@ -57,9 +57,9 @@ class Environment:
 def environment_in(folder: Path, lease: object = None) -> Environment:
     """The environment in a folder: of venv, uv, virtualenv, conda, or extracted from an archive of one of them.
 
-    The variables are those that upstream sets; the script `activate` must be there, as upstream wants, but is not run.
-    conda keeps the script in its base environment only, so one that conda made in place needs none here.
-    Raises ServeError.
+    The variables are upstream's; the script `activate` must be there, as upstream demands, but is not run. conda keeps
+    the script in its base environment only, so an environment that conda made in place needs none here. Raises
+    ServeError.
     """
     prefix = folder.resolve()
     activate = folder / "bin" / "activate"
@@ -78,6 +78,6 @@ def environment_in(folder: Path, lease: object = None) -> Environment:
 
 
 def _before(folder: str, variable: str) -> str:
-    # Without the colon behind an empty value that upstream leaves: it would stand for the working folder.
+    # Upstream leaves a colon behind an empty value: it would stand for the working folder.
     rest = os.environ.get(variable)
     return f"{folder}:{rest}" if rest else folder

@@ -1,9 +1,9 @@
 """The program that puts an archive into the cache: `python -m stubserve.environments.prepare ARCHIVE CACHE KEY`.
 
-A process of its own, so that the server goes on serving (extracting is much work for Python), can give it up by
-killing it, and is not drawn into what a damaged archive does. It writes lines of JSON to stdout: {"waiting": true}
-while another server works on the same entry, {"extracting": true}, {"done": bytes, "of": bytes}, {"removed": [keys]},
-and at the end {"ready": true} or {"failed": text}. When the server is gone, the next line ends it.
+It is a process of its own, so that the server goes on serving (extracting is much work for Python), can kill it, and is
+not affected by a damaged archive. It writes lines of JSON to stdout: {"waiting": true} while another server works on
+the same entry, {"extracting": true}, {"done": bytes, "of": bytes}, {"removed": [keys]}, and at the end {"ready": true}
+or {"failed": text}. When the server is gone, the next line ends it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def say(**fields: Any) -> None:
 
 
 def prepare(archive: Path, cache: Path, key: str) -> None:
-    """Extracts the archive unless somebody else has meanwhile. Raises ArchiveRefused, OSError."""
+    """Extracts the archive unless another process has done it meanwhile. Raises ArchiveRefused, OSError."""
     make_folder(cache)
     entry = Entry(cache, key)
     while not entry.lock():
@@ -67,7 +67,7 @@ def prepare(archive: Path, cache: Path, key: str) -> None:
 def _relocate(folder: Path) -> None:
     """Runs the script that conda-pack leaves in its archives: it writes the environment's new place into its files.
 
-    Where the kernel can, it is kept from writing elsewhere, as the archive may lie where a model can change it.
+    If the kernel can, it keeps the script from writing elsewhere, as a model may be able to change the archive.
     """
     script = folder / "bin" / "conda-unpack"
     if not script.exists():
@@ -91,7 +91,7 @@ def _relocate(folder: Path) -> None:
             timeout=_UNPACK_TIMEOUT_S,
         )
     except OSError:
-        return  # this Python does not run here, which its stub will find too, and the server then explains
+        return  # this Python does not run here; its stub will fail, and the server then explains
     except subprocess.TimeoutExpired:
         raise ArchiveRefused(f"'{script}' has not ended after {_UNPACK_TIMEOUT_S} s.") from None
     if done.returncode == confinement.CANNOT_RUN:
@@ -103,7 +103,7 @@ def _relocate(folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Has the kernel write the extracted files to the disk before the record says that they are there."""
+    """Makes the kernel write the extracted files to the disk before the record counts them as complete."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         ctypes.CDLL(None).syncfs(descriptor)
@@ -115,7 +115,7 @@ def main() -> None:
     archive, cache, key = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     os.umask(0o022)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    # Against an archive whose headers, or whose compression, ask for any amount of memory.
+    # Against an archive with headers, or a compression, that need any amount of memory.
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     try:
         prepare(archive, cache, key)

@@ -1,8 +1,7 @@
 """Why an interpreter cannot run stubs, and what to do about it.
 
-Asked when a stub has not come up; one that does pays nothing for it. First the file is looked at (is it there, for
-which machine, which loader does it want), then the interpreter is run with a small script that any Python takes, down
-to 2.7.
+Used when a stub has not come up; a working stub pays nothing. First the file is checked (does it exist, for which
+machine, with which loader), then the interpreter runs a small script that any Python from 2.7 on takes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ OLDEST_PYTHON = (3, 8)
 OLDEST_NUMPY = (1, 21)
 
 _TIMEOUT_S = 60
-# Numbers of ELF for the processors that are likely to meet; the rest are named by number.
+# Numbers of ELF for the most likely processors; the rest are named by number.
 _MACHINES = {3: "x86", 40: "32-bit ARM", 62: "x86_64", 183: "aarch64", 21: "ppc64le", 22: "s390x", 243: "riscv64"}
 _NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
 
@@ -42,7 +41,7 @@ print("stubserve-probe " + json.dumps(found))
 
 @dataclass(frozen=True)
 class Probe:
-    """What an interpreter said of itself. `numpy` is None where it cannot be imported, for the reason `numpy_error`."""
+    """The interpreter's answers. `numpy` is None if it cannot be imported, for the reason `numpy_error`."""
 
     python: tuple[int, ...]
     implementation: str
@@ -52,11 +51,11 @@ class Probe:
 
 
 class EnvironmentUnusable(Exception):
-    """An environment that cannot run stubs. The text says what is missing and how to get it."""
+    """An environment that cannot run stubs. The text names the missing part and the remedy."""
 
 
 def explain(environment: Environment, death: str, stderr: str) -> str:
-    """Why a stub died before it came to its model: what is wrong with the environment, else how it died.
+    """Why a stub died before it reached its model: the fault of the environment, else the cause of death.
 
     Runs the interpreter, which may take a minute.
     """
@@ -69,7 +68,7 @@ def explain(environment: Environment, death: str, stderr: str) -> str:
 
 
 def explain_start(environment: Environment, error: OSError) -> str:
-    """Why no process could be made of an interpreter. Only looks at the file."""
+    """Why an interpreter could not be started as a process. Only checks the file."""
     try:
         inspect_file(Path(environment.interpreter))
     except EnvironmentUnusable as unusable:
@@ -140,8 +139,8 @@ def check(environment: Environment, found: Probe) -> None:
 
 
 def inspect_file(interpreter: Path) -> None:
-    """Looks at an interpreter without running it. Raises EnvironmentUnusable."""
-    # The file that a link leads to may lie in somebody's home.
+    """Checks an interpreter without running it. Raises EnvironmentUnusable."""
+    # A link may lead to a file in another user's home.
     for place in (interpreter, Path(os.path.realpath(interpreter))):
         why = blocked(place)
         if why:
@@ -186,7 +185,7 @@ def inspect_file(interpreter: Path) -> None:
 
 
 def _loader(head: bytes, order: str) -> str:
-    """The program that the kernel runs a 64-bit ELF file with; empty for a static one or another kind."""
+    """The program with which the kernel runs a 64-bit ELF file; empty for a static file or another kind."""
     if head[4] != 2:
         return ""
     (table,) = struct.unpack_from(order + "Q", head, 32)
@@ -207,7 +206,7 @@ def _install(environment: Environment) -> str:
 
 
 def _library_advice(error: str) -> str:
-    """What to do about a library that the system lacks; empty if the error is another."""
+    """The advice for a library that the system lacks; empty for any other error."""
     newer = re.search(r"version [`'\"]?(GLIBC|GLIBCXX|CXXABI)_([0-9.]+)['\"]? not found", error)
     if newer is not None:
         if newer[1] == "GLIBC":

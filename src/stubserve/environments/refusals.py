@@ -1,4 +1,4 @@
-"""Why the system has refused something, in words that say what to do: limits of the process, and permissions."""
+"""Refusals of the system in words with a remedy: limits of the process, and permissions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def explained(error: OSError) -> str:
-    """The system's word for an error; for a limit that the process has met, which one and how to raise it."""
+    """The system's text for an error; for a limit of the process, its name and how to raise it."""
     reason = error.strerror or str(error)
     if error.errno == errno.EMFILE:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -30,13 +30,13 @@ def explained(error: OSError) -> str:
 
 
 def blocked(path: Path) -> str:
-    """What keeps this user from reaching a file, or a folder: empty where nothing does, or it is not there."""
+    """The reason why this user cannot reach a file or a folder; empty if there is none, or if the file is missing."""
     path = path.absolute()
     for folder in reversed(path.parents):
         try:
             found = folder.stat()
         except OSError:
-            return ""  # the one before would have said why
+            return ""  # the folder before would have been blocked
         if not os.access(folder, os.X_OK):
             return (
                 f"{_user()} may not enter '{folder}' (mode {stat.S_IMODE(found.st_mode):04o}, of user {found.st_uid}), "
@@ -46,7 +46,7 @@ def blocked(path: Path) -> str:
 
 
 def unreadable(path: Path) -> str:
-    """What keeps this user from reading a file; empty where nothing does, or it is not there."""
+    """The reason why this user cannot read a file; empty if there is none, or if the file is missing."""
     text = blocked(path)
     if text or not path.exists() or os.access(path, os.R_OK):
         return text

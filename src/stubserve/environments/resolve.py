@@ -31,7 +31,7 @@ _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 def place_of(value: str, model_dir: Path) -> Path:
     """The file or folder that a value of the parameter names, without links. Raises ServeError if there is none.
 
-    A relative one counts from the server's working folder, as upstream.
+    A relative path counts from the server's working folder, as upstream.
     """
     text = value
     if value.startswith(_MODEL_DIRECTORY):
@@ -45,12 +45,12 @@ def place_of(value: str, model_dir: Path) -> Path:
 
 
 def named_in(config: Any) -> str:
-    """The value of the parameter in a model's configuration; empty where it has none."""
+    """The value of the parameter in a model's configuration; empty if it is not set."""
     return str(config.parameters[PARAMETER].string_value) if PARAMETER in config.parameters else ""
 
 
 def mention_stub_program(model_dir: Path) -> None:
-    """Tells the log of a stub that somebody has compiled for the model."""
+    """Logs that a compiled stub for the model is not used."""
     program = model_dir / "triton_python_backend_stub"
     if program.exists():
         log.info(
@@ -78,14 +78,14 @@ class Environments:
         return environment if environment is not None else await self.extracted(place)
 
     async def extracted(self, archive: Path) -> Environment:
-        """The environment in an archive, out of the cache. Raises ServeError."""
+        """The environment of an archive, from the cache. Raises ServeError."""
         folder = self._folder if self._folder is not None else await asyncio.to_thread(cache.default_folder)
         locked = await asyncio.to_thread(unreadable, archive)
         if locked:
             raise internal(f"cannot use {archive}: {locked}")
         try:
             key = await asyncio.to_thread(cache.key_of, archive)
-            # Only one of those that want the same archive does the work; the lock between servers is another one.
+            # One of the tasks for the same archive does the work; between servers there is another lock.
             async with self._guards.setdefault(key, asyncio.Lock()):
                 lease = await asyncio.to_thread(cache.lease, folder, key)
                 while lease is None:
@@ -97,7 +97,7 @@ class Environments:
 
 
 def _look_at(value: str, model_dir: Path) -> tuple[Path, Environment | None]:
-    """What a value of the parameter names, and the environment in it if it is a folder. Raises ServeError."""
+    """The path that a value of the parameter names, and the environment there if it is a folder. Raises ServeError."""
     place = place_of(value, model_dir)
     log.info("Using Python execution env %s", place)
     return place, environment_in(place) if place.is_dir() else None
@@ -109,7 +109,7 @@ async def _prepare(archive: Path, folder: Path, key: str) -> None:
         sys.executable, "-m", "stubserve.environments.prepare", str(archive), str(folder), key,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        # The same modules as here, and none from the working folder; a Ctrl-C of the terminal is for the server.
+        # The same modules as here, and none from the working folder; the server handles a Ctrl-C of the terminal.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
         start_new_session=True,
     )  # fmt: skip
@@ -132,7 +132,7 @@ async def _prepare(archive: Path, folder: Path, key: str) -> None:
     except BaseException:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with what it has started, which writes to the same folder
+                os.killpg(process.pid, signal.SIGKILL)  # with its child processes, which write to the same folder
         raise
     finally:
         await process.wait()

@@ -1,1 +1,1 @@
-"""The vocabulary that everybody shares: request, response, tensor, call, statistics, admission, and long work."""
+"""The words that all rooms share: request, response, tensor, call, statistics, admission, and long work."""

@@ -5,12 +5,12 @@ and with upstream's texts, so that the first of several faults is the one that u
 request's inputs in a hash map whose iteration runs from the last added to the first (up to a dozen inputs); where
 that shows in a text or decides between two faults, the loops here run backwards too.
 
-Hardly any request has a fault, though, and then the order does not matter. So `admit` first takes one look at each
-input, front to back (`_is_plain`, 0.5 µs an input); only where that finds something wrong, or something that takes
-more thought (a reshaped input, an empty batch, a correlation id), it goes through the checks one after the other.
+Hardly any request has a fault, and then the order does not matter. So `admit` first looks once at each input, front to
+back (`_is_plain`, 0.5 µs an input). Only a request with a fault, or with something special (a reshaped input, an empty
+batch, a correlation id), goes through the checks one after the other.
 
-A request that passes leaves with its batch size set, its inputs in the shape that the model sees, and marked, so that
-a second `admit` is free. A request that fails is left as it was.
+A request that passes leaves with its batch size set and its inputs in the shape that the model sees. It is marked, so
+that a second `admit` is free. A request that fails is left as it was.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _BATCH_NOTE = (
 
 
 def admit(request: Request, signature: Signature, walks: Mapping[str, StringWalk] | None = None) -> None:
-    """Checks a request against its model and makes it ready to be queued. Raises ServeError (INVALID_ARG).
+    """Checks a request, and makes it ready to be queued.
 
-    `walks` are the inputs whose strings have been walked through already.
+    Raises ServeError. `walks`: inputs whose strings are walked already.
     """
     if request.admitted or (walks is None and _is_plain(request, signature)):
         return
@@ -67,7 +67,7 @@ def admit(request: Request, signature: Signature, walks: Mapping[str, StringWalk
 
 
 def _is_plain(request: Request, signature: Signature) -> bool:
-    """Whether there is nothing wrong with a request, and nothing special about it; then it is admitted."""
+    """Admits a request in which nothing is wrong and nothing is special. Returns whether it did."""
     inputs = request.inputs
     known_inputs = signature.inputs
     if not signature.required_inputs <= len(inputs) <= len(known_inputs):
@@ -109,12 +109,12 @@ def _is_plain(request: Request, signature: Signature) -> bool:
 
 
 def duplicate_input(id: str, name: str) -> ServeError:
-    """The refusal of a second input of the same name. Protocols meet it before they read that input's data."""
+    """The refusal of a second input of the same name. Protocols find the second input before they read its data."""
     return refusal(id, f"input '{name}' already exists in request")
 
 
 def duplicate_output(id: str, name: str) -> ServeError:
-    """The refusal of an output that is asked for twice. Protocols meet it where they read what is asked for."""
+    """The refusal of an output that is requested twice. Protocols find it while they read the requested outputs."""
     return refusal(id, f"output '{name}' already exists in request")
 
 
@@ -138,7 +138,7 @@ def admit_steps(request: Request, signature: Signature) -> LongWork[None]:
 def reshape_outputs(response: Response, signature: Signature) -> None:
     """Gives outputs whose model-side shape differs by configuration the shape that clients expect.
 
-    An output whose shape does not fit the configured reshape keeps it: what a model returns is reported, not hidden.
+    An output that does not fit the configured reshape keeps its own shape: a model's result is not hidden.
     """
     if not signature.reshaped_outputs:
         return
@@ -196,7 +196,7 @@ def _batch_size(request: Request, signature: Signature) -> int:
     if size is None:
         return 1
     if size < 0:
-        # Only gRPC can say so. Upstream calculates with it, and finds the number of bytes wrong.
+        # Only gRPC can send a datatype that is not specified. Upstream then finds the number of bytes wrong.
         raise _unspecified(request, request.inputs[-1], signature)
     if size > signature.max_batch_size:
         raise request.refuse(
@@ -208,7 +208,7 @@ def _batch_size(request: Request, signature: Signature) -> int:
 def _model_shape(
     request: Request, tensor: Tensor, known: TensorSignature, signature: Signature
 ) -> tuple[int, ...] | None:
-    """The shape in which the model sees the input, None where that is the shape it came in."""
+    """The shape in which the model sees the input; None if the input came in that shape."""
     if tensor.datatype != known.datatype:
         raise request.refuse(
             f"inference input '{tensor.name}' data-type is '{_datatype_name(tensor.datatype)}', "
@@ -258,7 +258,7 @@ def _check_size(
 
 
 def _check_correlation_id(request: Request, signature: Signature, control: str, datatype: int) -> None:
-    # A request without an id is the sequence batcher's to refuse.
+    # The sequence batcher refuses a request without an id.
     if not request.options.correlation_id:
         return
     is_string = isinstance(request.options.correlation_id, str)

@@ -1,19 +1,19 @@
 """A request's way to its model and back: submitted once, answered once.
 
-Every way in (HTTP, gRPC, `generate`, a model that calls another) makes a call of it. Guarantees:
+Every way in (HTTP, gRPC, `generate`, a model that calls another) makes a call. Guarantees:
 
-- `submit` returns, and then responses come until one is final; or it raises, and then nothing of the request is left:
-  its inputs' memory is dropped, the call has forgotten it, and no response will come;
-- `begin` and `begin_later` are for calls of clients. They submit as well, at once or after what takes long has been
-  done: reading the request, its strings in the client's shared memory, and the checks of many strings. Where the
-  request is refused after they have returned, `refused` hears it, and nothing of the request is left;
-- what is raised is a ServeError. Anything else is a fault of the server's: it is logged, and refused as INTERNAL;
-- `respond` hears nothing after the final response, and nothing after the call was given up, so nobody is answered
-  twice. Neither `refused` nor the receiver of a response that was made later hears anything after `cancel`;
-- call and request know each other only while the request is under way, for otherwise only the garbage collector could
+- `submit` returns, and then responses come until one is final. Or `submit` raises, and then nothing of the request is
+  left: the memory of its inputs is dropped, the call has forgotten it, and no response will come;
+- `begin` and `begin_later` are for calls of clients. They submit at once, or after the long work: reading the request,
+  reading strings in the client's shared memory, and checking many strings. A refusal after they have returned goes to
+  `refused`, and nothing of the request is left;
+- only ServeError is raised. Any other exception is a fault of the server: it is logged, and becomes INTERNAL;
+- `respond` is not called after the final response, nor after the call was given up, so no client is answered twice.
+  Neither `refused` nor the receiver of a response that was made later is called after `cancel`;
+- call and request refer to each other only while the request is under way. Otherwise only the garbage collector could
   free them.
 
-A protocol says how a body becomes a request, and how a response becomes bytes. All the rest is here, once.
+A protocol defines how a body becomes a request, and how a response becomes bytes. All the rest is here, once.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class CallServer(Protocol):
 
 
 class Call:
-    """A call to `model`. `request` is the one that is under way, None before and after; `id` is its id, also after.
+    """A call to `model`. `request` is the request under way, None before and after; `id` is its id, also after.
 
-    `client` is the client, where clients are told apart. Calls that are to begin in an order share their `jobs`.
+    `client` is the client, where clients are told apart. Calls that must begin in an order share their `jobs`.
     """
 
     __slots__ = ("_read", "_share", "client", "id", "jobs", "model", "request")
 
-    # Whose requests these are, for traces: "HTTP" or "GRPC" those of clients, empty the server's own
+    # For traces, the source of the requests: "HTTP" or "GRPC" for clients, empty for the server itself
     protocol = ""
 
     def __init__(self, model: ServedModel) -> None:
@@ -65,7 +65,7 @@ class Call:
         self.request: Request | None = None
         self.id = ""
         self.client: Hashable = None
-        # What takes long about it, the request that is not submitted yet, and what the call keeps in the heap
+        # The long work, the request that is not submitted yet, and the bytes that the call keeps in the heap
         self.jobs: OrderedJobs | None = None
         self._read: Request | None = None
         self._share: HeapShare | None = None
@@ -73,9 +73,9 @@ class Call:
     # A request on its way to the model
 
     def begin(self, request: Request, takes_long: bool = False) -> None:
-        """Submits a request of a client's: later where others come first, or where it takes long to look at it.
+        """Submits a client's request: later if others come first, or if reading it takes long.
 
-        Raises ServeError as `submit` does.
+        Raises ServeError as `submit`.
         """
         if takes_long or (request.regions is not None and any(map(_has_strings_left, request.inputs))):
             self._read = request
@@ -87,22 +87,22 @@ class Call:
             self.submit(request)
 
     def begin_later(self, reading: LongWork[Request] | None, block: Block | None = None) -> None:
-        """As `begin`, with a request that is still to be read in steps, out of a `block` or not."""
+        """As `begin`, for a request that is still to be read in steps. The steps may read from a `block`."""
         if block is not None:
             block.hold()
         self._ordered().add(self._admitted(reading), partial(self._begun, block))
 
     def admit(self, request: Request) -> None:
-        """Checks a request against the model; `submit` need not be called first. Raises ServeError as `submit` does."""
+        """Checks a request against the model, before `submit`. Raises ServeError as `submit` does."""
         try:
             admit(request, self.model.signature)
         except Exception as raised:
             raise self._refused(request, raised) from None
 
     def submit(self, request: Request, together: bool = False) -> None:
-        """Checks a request if that has not been done, and queues it; this call hears its responses.
+        """Checks a request if that has not been done, and queues it; this call gets its responses.
 
-        `together` says that the caller polls the model when it has queued all that it has. Raises ServeError.
+        `together`: the caller polls the model once all its requests are queued. Raises ServeError.
         """
         self.request = request
         self.id = request.id
@@ -115,7 +115,7 @@ class Call:
             request.trace = sampler.sample(model.name, model.version, self.protocol, self.trace_context)
         try:
             if self._share is not None:
-                # From here on it keeps what it is made of, and no longer what that was read from.
+                # From here on the request keeps its own parts, and no longer the bytes that it was read from.
                 self._share.drop()
                 self._share.add(kept_by(request))
             if request.trace is not None:
@@ -137,7 +137,7 @@ class Call:
         self._let_go()
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """The client no longer waits for the answer."""
         if self.jobs is not None:
             self.jobs.drop()
         if self.request is not None:
@@ -146,7 +146,6 @@ class Call:
     # Its responses
 
     def on_response(self, request: Request, response: Response) -> None:
-        """For the request's `on_response`."""
         if request is not self.request:
             return
         if response.final:
@@ -154,25 +153,25 @@ class Call:
             if self._share is not None:
                 self._share.drop()
             if request.stream is not None:
-                # Nobody else ends a pause of a request that is over, and what is owed to it knows it.
+                # Nothing else ends the pause of a request that is over, and the owed work refers to the request.
                 request.resume()
         self.respond(request, response)
 
     def make_later(self, making: LongWork[Any], response: Response, then: Callable[[Any], None]) -> None:
-        """Makes in steps what a client gets of a response; `then` hears what that is, or the ServeError that it is."""
+        """Makes in steps what a client gets of a response. `then` gets the result, or the ServeError."""
         blocks = [tensor.span.block.hold() for tensor in response.outputs if tensor.span is not None]
         self._ordered().add(making, partial(self._made, blocks, then))
 
     def share(self) -> HeapShare:
-        """What the call keeps in the heap is counted here."""
+        """The account of the bytes that the call keeps in the heap."""
         if self._share is None:
             self._share = self.of_server().heap.share()
         return self._share
 
     def as_answer(self, error: BaseException, encoding: bool = False) -> ServeError:
-        """What a client is told of an error; what is a fault of ours, as of `encoding` the answer, is logged."""
+        """The error as the client gets it. A fault of the server, such as an error while `encoding`, is logged."""
         if isinstance(error, ServeError):
-            return error.with_traceback(None)  # for that knows the frames that keep it
+            return error.with_traceback(None)  # the traceback knows the frames that keep the error
         model = self.model.signature.model
         if encoding:
             log.error("the answer of model '%s' could not be encoded", model, exc_info=error)
@@ -187,18 +186,18 @@ class Call:
         raise NotImplementedError
 
     def refused(self, error: ServeError) -> None:
-        """The request does not get to its model, which was found out later."""
+        """The request was refused after `begin` or `begin_later` had returned."""
         raise NotImplementedError
 
     def of_server(self) -> CallServer:
-        """The server, of calls of clients."""
+        """The server; only for calls of clients."""
         raise NotImplementedError
 
     def trace_context(self) -> str | None:
-        """The value of `traceparent` that the client sent along."""
+        """The value of `traceparent` that the client sent."""
         return None
 
-    # The way of what takes long
+    # Long work
 
     def _ordered(self) -> OrderedJobs:
         if self.jobs is None:
@@ -214,7 +213,7 @@ class Call:
         yield from admit_steps(request, self.model.signature)
 
     def _begun(self, block: Block | None, error: BaseException | None) -> None:
-        """All that had to be done before the request's turn is done, or its client is gone."""
+        """All work before the submission is done, or the client is gone."""
         request, self._read = self._read, None
         gone = self._ordered().dropped
         if request is None:
@@ -240,7 +239,7 @@ class Call:
             block.drop()
 
     def _let_go(self) -> None:
-        """Nothing of it is kept in the heap any longer."""
+        """The call keeps nothing in the heap any longer."""
         if self._share is not None:
             self._share.drop()
 
@@ -257,11 +256,10 @@ def _has_strings_left(tensor: Tensor) -> bool:
 
 
 def _read_strings(request: Request, allocate: Callable[[int], Block]) -> LongWork[None]:
-    """Reads strings that lie in the client's shared memory into the arena, in a thread, before anybody looks at them.
+    """Copies strings from the client's shared memory into the arena, in a thread, before they are checked.
 
-    They are checked before a model gets them, and what has been checked must not change after that. Few of them are
-    read at once (`placement`); tensors of numbers are the stubs' to read. Raises ServeError where the client has taken
-    them away, or where there is no memory for them.
+    The client must not be able to change strings after the check. Small ones are read at once (`placement`); the stubs
+    read tensors of numbers. Raises ServeError if the client has removed its memory, or if the arena has none.
     """
     for tensor in request.inputs:
         span = tensor.span

@@ -61,14 +61,14 @@ def classify(tensor: Tensor, count: int, batching: bool, labels: Sequence[str] =
 
 
 def _greatest(values: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
-    """The indices of the `count` greatest values, greatest first, of equal ones the lower first; NaN is greatest."""
+    """The indices of the `count` greatest values, greatest first, the lower of equal ones first; NaN is greatest."""
     if count < len(values) // 8:
-        # Only what is no less than the last of them is sorted: with ties that may be more than `count`.
+        # Sort only values not below the last chosen one. With equal values these may be more than `count`.
         least = np.partition(values, len(values) - count)[len(values) - count]
         (among,) = (~(values < least)).nonzero()
     else:
         among = np.arange(len(values))
-    # Sorted backwards and read backwards: that way the sort's stability keeps equal values in their order.
+    # Sort backwards and read backwards: then the stable sort keeps equal values in their order.
     chosen = values[among]
     ascending = np.argsort(chosen[::-1], kind="stable")[::-1][:count]
     found: np.ndarray[Any, Any] = among[len(chosen) - 1 - ascending]
@@ -76,7 +76,7 @@ def _greatest(values: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
 
 
 def _class_text(value: object, index: int, labels: Sequence[str]) -> bytes:
-    """`value` is a float or an int. Were it a float by its annotation, compiled code would make an int one."""
+    """`value` is a float or an int. With the annotation `float`, compiled code would turn an int into a float."""
     number = f"{value:.6f}" if isinstance(value, float) else str(value)
     label = labels[index] if index < len(labels) else ""
     return (f"{number}:{index}:{label}" if label else f"{number}:{index}").encode()

@@ -1,7 +1,7 @@
 """Distributions of the times of one model's requests, where they are switched on (`--metrics-config`).
 
-A summary's quantiles are those of the last minute, from counts in buckets that are 2 % wide: exact in rank, within 1 %
-in value, with a few hundred counters whatever the load.
+A summary's quantiles cover the last minute. They come from counts in buckets that are 2 % wide: exact in rank, within 1
+% in value. A few hundred counters suffice at any load.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stubserve.inference.request import SUCCESS, Request, Response
 FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 DEFAULT_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
 
-# The times of a request that summaries are made of, and those of asking the response cache
+# The times of a request that summaries are made of, and the times of a look-up in the response cache
 TIMES = ("request", "queue", "compute_input", "compute_infer", "compute_output")
 HIT, MISS = "hit", "miss"
 
@@ -27,7 +27,7 @@ _SPANS = 5
 
 
 class Histogram:
-    """Counts by upper bounds, which belong to their buckets; the last count is of what is above them."""
+    """Counts by upper bounds. A bound belongs to its bucket; the last count is for values above all bounds."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
@@ -40,7 +40,7 @@ class Histogram:
 
 
 class Summary:
-    """Count and sum of all values (not negative), and the quantiles of those of the last minute."""
+    """Count and sum of all values (not negative), and the quantiles of the values of the last minute."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -56,7 +56,7 @@ class Summary:
         self._spans[-1][1][int(math.log(value) / _LOG_WIDTH) if value >= 1 else -1] += 1
 
     def quantiles(self, wanted: Sequence[float], now_s: float) -> list[float]:
-        """The values at these quantiles, NaN where there were none."""
+        """The values at these quantiles, NaN if there were no values."""
         counts: dict[int, int] = {}
         for began, span in self._spans:
             if now_s - began < _SPAN_S * _SPANS:
@@ -85,13 +85,13 @@ class Latencies:
     def __init__(self, bounds_ms: Sequence[float] | None, summaries: bool) -> None:
         self.first_response = Histogram(bounds_ms) if bounds_ms is not None else None
         self.summaries = {name: Summary() for name in TIMES} if summaries else {}
-        # Of a model that uses the response cache
+        # Only for a model that uses the response cache
         self.cache_summaries: dict[str, Summary] = {}
 
     def uses_cache(self) -> None:
-        """The model is answered from the response cache, too; as upstream, its requests' times are not summed up then.
+        """The model uses the response cache.
 
-        Before the first request.
+        As upstream, its requests' times are then not summed up. Before the first request.
         """
         if self.summaries:
             del self.summaries["request"]
@@ -110,7 +110,7 @@ class Latencies:
             self.cache_summaries[MISS].observe(took_ns // 1000, time.monotonic())
 
     def on_response(self, request: Request, response: Response) -> None:
-        """Counts a request's first response, an error among them; one that is nothing but the end is none."""
+        """Counts a request's first response, or its error; a response that is only the final flag does not count."""
         if self.first_response is not None and not response.empty:
             stream = request.stream
             if stream is None or stream.responses <= 1:

@@ -1,24 +1,24 @@
 """Long work in steps, so that it can be done beside everything else or at once.
 
-Most of what takes long cannot leave the loop's thread for another one: orjson and loops in Python hold the
-interpreter's lock, and a second thread that wants the lock gets it only every 5 ms. So long work is a generator. It
-yields None where it may be interrupted, at least every few tenths of a millisecond. It yields a function where that can
-run in a thread, because it lets go of the lock (zlib, numpy's sorting), and a coroutine where it has to wait; it gets
-the result of either back, or what that raised is raised in it. What it returns is the result of the work.
+Most long work cannot leave the loop's thread: orjson and loops in Python hold the interpreter's lock, and a second
+thread gets the lock only every 5 ms. So long work is a generator. It yields None where it may be interrupted, at least
+every few tenths of a millisecond. It yields a function that can run in a thread because the function releases the lock
+(zlib, numpy's sorting). It yields a coroutine where it must wait. The generator gets the result, or the exception is
+raised in it. Its return value is the result of the work.
 
-Work is written once, in this form. `finish` does all of it at once, for small work. `Offload` does it beside the event
-loop's other work, and `OrderedJobs` does the same for pieces of work whose results have an order.
+Work is written once, in this form. `finish` does small work at once. `Offload` does work beside the event loop's other
+work. `OrderedJobs` does the same for pieces of work whose results have an order.
 
-The loop does SLICE_S of the steps at a time, for one piece of work per pass of the loop, which looks at its sockets in
-between. However many large answers are being made, a small request waits for one slice per pass. Functions that let go
-of the lock run in a thread or two meanwhile. No work ends before its function has: what that reads and writes is
-somebody else's memory a moment later. The threads have the loop's own priority: they take the lock for moments again
-and again, and a thread of low priority that is put aside while it has the lock keeps the loop waiting until all others
-have had the core (p99 of small requests under gzip-bombs: 28 ms, and 136 with nice 10). What others cut into pieces
-takes its turn among these: `in_turn`.
+The loop does SLICE_S of the steps at a time, for one piece of work per pass of the loop, and looks at its sockets in
+between. So a small request waits for one slice per pass, however many large answers are being made. Functions that
+release the lock run meanwhile in one or two threads. Work ends only after its function has ended: the memory that the
+function uses belongs to another owner a moment later. The threads have the loop's own priority. A thread of low
+priority may be set aside while it holds the lock, and then the loop waits until all others have had the core (p99 of
+small requests under gzip-bombs: 28 ms, and 136 with nice 10). Work that other modules cut into pieces takes its turn
+among these: `in_turn`.
 
-A small request takes four or five passes (it is read, handed to its stub, answered, written), so it is a few slices
-longer on its way: with slices of 2 ms a client that asked every 10 ms fell behind for good. A slice costs the loop one
+A small request takes four or five passes (read, handed to its stub, answered, written), so its way is a few slices
+longer. With slices of 2 ms a client that sent a request every 10 ms fell behind for good. A slice costs the loop one
 pass, about 20 µs, so 4 % of the work.
 """
 
@@ -37,19 +37,19 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 LongWork = Generator[Callable[[], Any] | Coroutine[Any, Any, Any] | None, Any, T]
-# Called once with the work's result, or with the exception that it ended in; with None where there was no work, or
-# nothing wants its result any more.
+# Called once with the result of the work, or with its exception; with None if there was no work, or if the result is no
+# longer wanted.
 Then = Callable[[Any], None]
 
 SLICE_S = 0.0005
-# Results of less than this are not worth the detour; it is what the loop does in a few milliseconds.
+# Smaller results are made at once; the loop needs a few milliseconds for this size.
 LARGE_BYTES = 256 * 1024
-# Half of the cores: the loop and the stubs need some as well.
+# Half of the cores: the loop and the stubs need cores as well.
 _THREADS = min(2, max(1, (os.cpu_count() or 1) // 2))
 
 
 def finish(work: LongWork[T]) -> T:
-    """The result, with everything done here and now. The work may not have to wait."""
+    """The result of the work, done at once. The work must not need to wait."""
     try:
         wanted = next(work)
         while True:
@@ -66,7 +66,7 @@ def finish(work: LongWork[T]) -> T:
 
 
 def uncounted(nbytes: int) -> None:
-    """Counts nothing. It stands where bytes that are kept would be counted: those of a small result are not."""
+    """Takes the place of the function that counts kept bytes, for small results: their bytes are not counted."""
 
 
 class Offload:
@@ -74,12 +74,12 @@ class Offload:
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
-        # The work that waits for a turn, in order; one piece has its turn in each pass
+        # The work that waits for its turn, in order; one piece per pass
         self._waiting: deque[Callable[[], object]] = deque()
         self._waking = False
 
     async def run(self, work: LongWork[T]) -> T:
-        """The result of the work. Cancelled in the middle, the generator is closed."""
+        """The result of the work. A cancellation in the middle closes the generator."""
         loop = asyncio.get_running_loop()
         result = None
         try:
@@ -108,7 +108,7 @@ class Offload:
         return bool(self._waiting)
 
     def in_turn(self, act: Callable[[], object]) -> None:
-        """Has `act` called in a pass of the loop that does no other long work; it is to take no longer than a slice."""
+        """Calls `act` in a pass of the loop that does no other long work; `act` must take no longer than a slice."""
         self._waiting.append(act)
         if not self._waking:
             self._waking = True
@@ -126,9 +126,9 @@ class Offload:
         return self._threads
 
     async def _in_thread(self, act: Callable[[], T]) -> T:
-        """What a function returns. Cancelled while it runs, this waits for it all the same.
+        """The result of a function. If cancelled while the function runs, this still waits for the function.
 
-        Then no thread has the function any more: what it knows may have to end in the loop's thread.
+        After that no thread holds the function: the objects that it knows may have to end in the loop's thread.
         """
         acting = self._pool().submit(_act, [act])
         result = asyncio.wrap_future(acting)
@@ -138,9 +138,9 @@ class Offload:
             while not acting.cancel() and not result.done():
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([result])
-            raise cancelled  # named, since a compiled coroutine has forgotten it after it has waited
+            raise cancelled  # named, since a compiled coroutine has lost the exception after a wait
         finally:
-            # They know what the function has raised, which knows this frame.
+            # They know the exception of the function, which knows this frame.
             del acting, result
 
     async def _slice(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -157,18 +157,18 @@ class Offload:
 
 
 def _act(acts: list[Callable[[], T]]) -> T:
-    """Does the only one of them, and forgets it."""
+    """Takes the only function out of the list and calls it, so that the list no longer keeps it."""
     return acts.pop()()
 
 
 def _begin(turn: asyncio.Future[None]) -> None:
-    """Work that was cancelled meanwhile has its turn all the same: a pass of the loop."""
+    """Gives work its turn. Cancelled work also uses up its turn, a pass of the loop."""
     if not turn.done():
         turn.set_result(None)
 
 
 class OrderedJobs:
-    """Work whose results are heard in the order in which it was asked for; `dropped` once nobody wants them."""
+    """Work whose results are delivered in the order of `add`; `dropped`: the results are no longer wanted."""
 
     __slots__ = ("_offload", "_task", "_waiting", "dropped")
 
@@ -183,12 +183,12 @@ class OrderedJobs:
         return self._task is not None or bool(self._waiting)
 
     def add(self, steps: LongWork[Any] | None, then: Then) -> None:
-        """Has `then` called once the work and everything before it is done."""
+        """Calls `then` once this work and all work before it is done."""
         self._waiting.append((steps, then))
         self._go_on()
 
     def drop(self) -> None:
-        """Nobody wants the results any more. Each `then` is called nevertheless: it may hold memory."""
+        """Discards the results. Each `then` is called nevertheless, since it may hold memory."""
         self.dropped = True
         if self._task is not None:
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""One inference request, from the door to the reply, and the response to it."""
+"""One inference request, from its arrival to the reply, and the response to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stubserve.memory.regions import RegionPlace
 SEQUENCE_START = 1
 SEQUENCE_END = 2
 
-# What happened to a request in the end; `Request.outcome`, the key under which statistics count it.
+# The final result of a request (`Request.outcome`), the key under which statistics count it.
 SUCCESS = "success"
 REJECTED = "rejected"
 CANCELLED = "cancelled"
@@ -27,14 +27,14 @@ OTHER_FAILURE = "other"
 class Response:
     """A model's answer to one request: outputs in the order the model gave them, or an error.
 
-    A decoupled model gives any number of them; `final` says that no further one follows. One that is `empty` brings
-    nothing but that news, as upstream's final flag without a response.
+    A decoupled model gives any number of them; the last one is `final`. An `empty` response is only upstream's final
+    flag.
 
-    No cache keeps one that is `transient`. It comes from an ensemble whose members were not those that it was loaded
-    with, as for a moment while they are loaded anew, or from a stub that was restarted on changed files.
+    No cache keeps a `transient` response. It comes from an ensemble whose members were not the ones that it was loaded
+    with, as for a moment while they are loaded again, or from a stub that was restarted on changed files.
 
     An error may come with outputs: the response that a model which is not decoupled had sent before it failed. Clients
-    of streams get those, all others the error.
+    of streams get these outputs, all others the error.
     """
 
     __slots__ = ("empty", "error", "final", "outputs", "parameters", "transient")
@@ -59,10 +59,10 @@ class Response:
 
 
 class ResponseStream:
-    """What is known of a request that is answered by more than one response, or slowly read.
+    """The state of a request that has more than one response, or a slow reader.
 
-    `responses` that have been counted, and when the model sent the last of them; `owed` is what to do when the reader
-    goes on.
+    `responses`: how many have been counted, with the time at which the model sent the last. `owed`: to be called when
+    the reader continues.
     """
 
     __slots__ = ("last_ns", "owed", "paused", "responses")
@@ -75,29 +75,29 @@ class ResponseStream:
 
 
 class Request:
-    """One request to one version of one model: what was asked, and what becomes of it.
+    """One request to one version of one model: what the client asked, and the state of the request.
 
     **What was asked** is given to the constructor, and never changes. (`admission.admit` gives inputs the shapes that
-    the model sees.) Whatever a scheduler, a cache or an instance has to say of a request is written elsewhere: into the
-    work that it is executed in, or into one of the fields behind, which have one owner each.
+    the model sees.) Schedulers, caches and instances write elsewhere: into the work that executes the request, or into
+    one of the fields below, each of which has one owner.
 
-    `requested_outputs` is None for all. `regions` is None but for a request that refers to shared memory of its client:
-    then it says which outputs are to be written there.
+    `requested_outputs` is None for all. `regions` is None unless the request refers to its client's shared memory; then
+    it names the outputs to be written there.
 
-    **What becomes of it.** `admitted` is set once `admission.admit` has found nothing wrong, and `batch_size` then: the
-    leading dimension, at least 1, for statistics and batching; for models without batching it is 1. `client` is the
-    client, where clients are told apart (`--fair-queues`); None otherwise, and for requests that models make.
-    `cancelled` says that nobody waits for it.
+    **The state.** `admission.admit` sets `admitted` and `batch_size` once it has found no fault. `batch_size` is the
+    leading dimension, at least 1, for statistics and batching; 1 for models without batching. `client` is the client,
+    where clients are told apart (`--fair-queues`); None otherwise, and for requests that models make. `cancelled`: the
+    client no longer waits for the answer.
 
     Times are CLOCK_MONOTONIC nanoseconds, 0 until they happen; statistics, metrics and traces derive from them.
 
-    `on_response` is called with (request, response): once, or, for a decoupled model, once per response until one is
-    `final`. The blocks behind inputs (until the final response) and outputs are only promised until it returns: whoever
-    needs them longer holds them.
+    `on_response` is called with (request, response): once, or for a decoupled model once per response until one is
+    `final`. The memory of inputs (until the final response) and of outputs is guaranteed only until `on_response`
+    returns. A receiver that needs it longer must hold it.
 
-    A reader that cannot keep up says `pause()`, from within `on_response` or at any time, and `resume()` when it has
-    caught up. The model's `send` then waits as soon as its credit is used up (see `stubserve_stub.api.sender`): at most
-    two groups of responses, of 128 responses or 2 MiB each, still arrive and are the reader's to keep. Other requests
+    A reader that cannot keep up calls `pause()`, from within `on_response` or at any time, and `resume()` when it has
+    caught up. The model's `send` then waits as soon as its credit is used up (see `stubserve_stub.api.sender`). At most
+    two groups of responses, of 128 responses or 2 MiB each, still arrive, and the reader must keep them. Other requests
     go on. Cancelling a request resumes it for good.
     """
 
@@ -133,13 +133,11 @@ class Request:
         regions: Mapping[str, RegionPlace] | None = None,
         on_response: Callable[[Request, Response], None] | None = None,
     ) -> None:
-        # What was asked
         self.inputs: Final = inputs
         self.id: Final = id
         self.options: Final = options
         self.requested_outputs: Final = requested_outputs
         self.regions: Final = regions
-        # What becomes of it
         self.on_response: Callable[[Request, Response], None] = on_response or unanswered
         self.admitted = False
         self.batch_size = 1
@@ -148,9 +146,8 @@ class Request:
         self.outcome: str | None = None
         self.stream: ResponseStream | None = None
         self.trace: Trace | None = None
-        # What a batcher compares it by, made when it is first asked for (`work.Grouping`)
+        # The batcher's key for comparison, made when first needed (`work.Grouping`)
         self.grouping_key: dict[str, object] | None = None
-        # When what happened
         self.request_start_ns = 0
         self.queue_start_ns = 0
         self.compute_start_ns = 0
@@ -159,7 +156,7 @@ class Request:
         self.compute_end_ns = 0
 
     def pause(self) -> None:
-        """The reader is behind: no further credit for the model."""
+        """The reader is behind: the model gets no further credit."""
         if not self.cancelled:
             self.streamed().paused = True
 
@@ -173,7 +170,7 @@ class Request:
                 act()
 
     def when_read(self, act: Callable[[], None]) -> None:
-        """Does what is to be done once the reader keeps up: now, or when it says so."""
+        """Calls `act` once the reader keeps up: now, or when the reader resumes."""
         stream = self.stream
         if stream is not None and stream.paused:
             stream.owed.append(act)
@@ -181,18 +178,18 @@ class Request:
             act()
 
     def streamed(self) -> ResponseStream:
-        """Its state as a stream, made when it is first asked for."""
+        """The request's state as a stream, made when first needed."""
         if self.stream is None:
             self.stream = ResponseStream()
         return self.stream
 
     def with_parameters(self, more: Mapping[str, Any]) -> Request:
-        """A request that asks for the same, with more parameters for the model; in place of this one."""
+        """A request that asks for the same, with more parameters for the model; it replaces this one."""
         options = self.options._replace(parameters={**(self.options.parameters or {}), **more} or None)
         return Request(self.inputs, self.id, options, self.requested_outputs, self.regions)
 
     def end_trace(self) -> None:
-        """Nothing more is told of it to its trace, if it has one."""
+        """Completes the request's trace, if there is one."""
         if self.trace is not None:
             computed = (
                 self.compute_start_ns,
@@ -204,7 +201,7 @@ class Request:
 
     @property
     def id_prefix(self) -> str:
-        """How upstream marks a text with the request it is about."""
+        """Upstream's mark of the request, in front of a text about it."""
         return prefix_of(self.id)
 
     def refuse(self, text: str) -> ServeError:
@@ -226,12 +223,12 @@ def prefix_of(id: str) -> str:
 
 
 def refusal(id: str, text: str) -> ServeError:
-    """As `Request.refuse`, about a request that is only being read."""
+    """As `Request.refuse`, for a request that is still being read."""
     return invalid(prefix_of(id) + text)
 
 
 def kept_by(request: Request) -> int:
-    """About how many bytes a request keeps until it is answered, beside its tensors: ids and parameters."""
+    """About how many bytes a request keeps until it is answered, without its tensors: ids and parameters."""
     kept = sys.getsizeof(request.id) + sys.getsizeof(request.options.correlation_id)
     for name, value in (request.options.parameters or {}).items():
         kept += sys.getsizeof(name) + sys.getsizeof(value)

@@ -1,7 +1,7 @@
-"""A model version that serves, as the rest of the server knows it, whatever is behind it.
+"""A model version that serves, whatever kind it is: the interface for the rest of the server.
 
-Protocols, the registry, metrics, and models that call others speak to a `ServedModel`; only what loads models knows
-which kind it is. `Waiter` and `BlockingCall` are its view of who waits for whom (`instances.waiting`).
+Protocols, the registry, metrics, and models that call others use a `ServedModel`; only the loading knows its kind.
+`Waiter` and `BlockingCall` describe which caller waits for which instance (`instances.waiting`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from stubserve.inference.trace import ModelTracing
 class InstanceFacts(NamedTuple):
     """The facts about a model's instance at one moment, for metrics and the status page.
 
-    Sizes are bytes; `pid` is 0, and what belongs to a stub zero, while it has none. `state` is one of "starting",
-    "ready", "asleep", "restarting", "failed", "draining" and "stopped". `restarts` counts the starts after a death,
-    ever. `memory` belongs to the process alone, `arena` is shared memory that is committed for its outputs. `batches`
-    and `requests` are those that the stub has, `executing_s` is for how many seconds it has been executing its batch.
-    `error` is why it is not ready, empty if it is.
+    Sizes are bytes; `pid` is 0, and a stub's figures are zero, while there is no stub. `state` is one of "starting",
+    "ready", "asleep", "restarting", "failed", "draining" and "stopped". `restarts` counts all starts after a death.
+    `memory` belongs to the process alone, `arena` is shared memory that is committed for its outputs. `batches` and
+    `requests` are those that the stub has, `executing_s` is for how many seconds it has been executing its batch.
+    `error` is why the instance is not ready, empty if it is ready.
     """
 
     name: str
@@ -42,8 +42,8 @@ class ServedModel(Protocol):
     """A model version that takes requests.
 
     `config` is the completed ModelConfig message. `load_seconds` is how long its load took. `namespace` is empty where
-    models are told apart by their names. `identity` stands for configuration and files, where a shared response cache
-    has to know; else it is empty.
+    models are told apart by their names. `identity` stands for configuration and files, for a shared response cache;
+    else it is empty.
     """
 
     name: str
@@ -59,21 +59,21 @@ class ServedModel(Protocol):
 
     @property
     def key(self) -> str:
-        """How it is kept apart from other models: the name, with the namespace in front if there is one."""
+        """The model's unique key: the name, with the namespace in front if there is one."""
 
     # Requests
 
     def submit(self, request: Request) -> None:
-        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError if it is not taken."""
+        """Queues an admitted request; `request.on_response` gets the answer. Raises ServeError for a refusal."""
 
     def enqueue(self, request: Request) -> None:
-        """As `submit`, for a caller that polls when all that arrive together are queued."""
+        """As `submit`, for a caller that polls once all requests that arrived together are queued."""
 
     def poll(self) -> None:
         """Runs what can run now. Raises nothing."""
 
     def cancel(self, request: Request) -> None:
-        """The client of a submitted request is gone. It still gets its answer, sooner maybe."""
+        """The client of a submitted request is gone. The request still gets its answer, perhaps sooner."""
 
     @property
     def queued(self) -> int:
@@ -89,52 +89,52 @@ class ServedModel(Protocol):
         """Whether every request would be refused now."""
 
     def why_not_ready(self) -> str:
-        """Empty if all of it is ready, else the reason for people."""
+        """Empty if the whole model is ready, else the reason, for people."""
 
     def checks_readiness(self) -> bool:
-        """Whether the model has a say in it, and `check_ready` takes time."""
+        """Whether the model itself decides about its readiness, so that `check_ready` takes time."""
 
     async def check_ready(self) -> str:
-        """As `why_not_ready`, with what the model itself says. Raises nothing."""
+        """As `why_not_ready`, with the model's own answer. Raises nothing."""
 
-    # What it rests on
+    # Models that this one needs
 
     @property
     def needs(self) -> Collection[str]:
-        """The names of the models without which it cannot serve."""
+        """The names of the models that this one cannot serve without."""
 
     def stands(self) -> bool:
-        """Whether these are still the ones that it was loaded with."""
+        """Whether these are still the models that it was loaded with."""
 
     def takers(self, request: Request | None) -> Sequence[Waiter]:
-        """Who executes a request or, while nobody does, who may take it, now or when they have been restarted.
+        """The instances that execute a request. If none does, those that may take it, now or after a restart.
 
         None stands for a request that is still to be submitted.
         """
 
     def instance_facts(self) -> Sequence[InstanceFacts]:
-        """Its own instances as they are now; none for one that rests on other models."""
+        """The current facts of its own instances; none for a model that runs on other models."""
 
     # The end
 
     def reserve(self) -> None:
-        """Keeps it from being drained: the caller is going to submit something. Each call needs one `release`."""
+        """Prevents the end of a drain: the caller is going to submit a request. Each call needs one `release`."""
 
     def release(self) -> None:
         """The end of a reservation."""
 
     async def drained(self, patience_s: float = 0.0) -> bool:
-        """Waits until nothing is queued or executing, and nobody waits for `check_ready` to submit something.
+        """Waits until nothing is queued or executing, and no caller waits for `check_ready` to submit a request.
 
-        With a patience no longer than some batch has been executing for all of that time; False then.
+        With a patience, the wait ends with False once a batch has been executing for all of that time.
         """
 
     async def stop(self, timeout_s: float) -> None:
-        """Finalizes and ends what it runs on, by force after `timeout_s`; no request is taken from now on."""
+        """Finalizes and ends what the model runs on, by force after `timeout_s`. No request is taken from now on."""
 
 
 class Waiter(Protocol):
-    """One that takes requests and may wait for others meanwhile: an instance, or an ensemble."""
+    """An instance or an ensemble. It takes requests, and may wait for other models meanwhile."""
 
     @property
     def name(self) -> str: ...
@@ -143,18 +143,18 @@ class Waiter(Protocol):
         """Whether it executes this request."""
 
     def waits_for(self) -> Sequence[BlockingCall]:
-        """The calls that keep it from finishing what it executes; empty if it goes on by itself."""
+        """The calls that this waiter cannot finish without; empty if it does not wait."""
 
 
 class Takers(Protocol):
-    """The target of a call: a model, as far as it matters which instances could answer."""
+    """The target of a call: a model, reduced to the instances that could answer."""
 
     def takers(self, request: Request | None) -> Sequence[Waiter]:
         """As of a `ServedModel`."""
 
 
 class BlockingCall(Protocol):
-    """A call that its caller waits for, or whatever else it cannot go on without."""
+    """A call that its caller waits for, or anything else that the caller cannot go on without."""
 
     @property
     def model(self) -> Takers: ...
@@ -167,4 +167,4 @@ class ModelFinder(Protocol):
     """Finds the models that ensembles, and models that call others, ask for."""
 
     def find(self, name: str, version: str) -> ServedModel:
-        """The version of a model, the latest that is ready for an empty text. Raises ServeError."""
+        """The version of a model; for an empty text the latest ready one. Raises ServeError."""

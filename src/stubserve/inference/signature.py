@@ -1,4 +1,4 @@
-"""The inputs and outputs of a loaded model version, worked out once so that a request costs little."""
+"""The inputs and outputs of a loaded model version, computed once so that each request costs little."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CORRELATION_ID_CONTROL = "CONTROL_SEQUENCE_CORRID"
 class TensorSignature:
     """One input or output of a model, without the batch dimension.
 
-    `dims` is what clients see, `reshape` what the model sees, None where they are the same. `elements` is the number
-    of elements in one batch item, None if a dimension is variable. `itemsize` is in bytes, 0 for BYTES. `whole_dims`
-    are `dims` behind the batch dimension where the model has one. `bit` is another power of two for each input.
+    `dims` is what clients see. `reshape` is what the model sees, None if it is the same. `elements` is the number of
+    elements in one batch item, None if a dimension is variable. `itemsize` is in bytes, 0 for BYTES. `whole_dims` are
+    `dims` behind the batch dimension, if the model has one. `bit` is another power of two for each input.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TensorSignature:
 
 
 class Accepts(Protocol):
-    """What a reader of requests has to know of a model. A `Signature` is one; processes without it make their own."""
+    """The facts about a model for readers of requests. A `Signature` has them; other processes make their own."""
 
     @property
     def model(self) -> str: ...
@@ -61,10 +61,10 @@ class Accepts(Protocol):
 class Signature:
     """The inputs and outputs of version `version` of model `name`, from its `config` (a protobuf ModelConfig).
 
-    `inputs` and `outputs` are in the order of the configuration. Whoever loads the model puts the lines of an output's
-    label file into `labels`, under the output's name.
-    `correlation_control` is (tensor name, data type number) of the sequence batcher's CORRID control, None without.
-    `memo` is where a protocol keeps what it has derived from this signature; it goes when the version goes.
+    `inputs` and `outputs` are in the order of the configuration. The loader of the model puts the lines of an output's
+    label file into `labels`, under the output's name. `correlation_control` is (tensor name, data type number) of the
+    sequence batcher's CORRID control, None without. In `memo` a protocol keeps what it has derived from this signature;
+    it ends with the version.
     """
 
     def __init__(self, name: str, version: int, config: Any) -> None:
@@ -89,7 +89,7 @@ class Signature:
             for tensor in config.output
         }
         self.required_inputs = sum(not tensor.optional for tensor in self.inputs.values())
-        # Whether an input holds strings, whose bytes have to be looked at
+        # Whether an input holds strings, whose bytes must be checked
         self.has_strings = any(tensor.is_bytes for tensor in self.inputs.values())
         self.reshaped_outputs = any(tensor.reshape is not None for tensor in self.outputs.values())
         self.labels: dict[str, list[str]] = {}

@@ -1,8 +1,8 @@
 """Counts and times of one loaded model version: what the statistics endpoint, gRPC and the metrics all read.
 
-Rules, as upstream has them: a request counts as a success if its execution did not fail, even where the model answered
-it with an error; a failed execution counts all its requests as failures, and still as one execution. Times are summed
-nanoseconds. A request that was answered from the response cache is a success that was not computed.
+Rules, as upstream has them: a request is a success if its execution did not fail, even if the model answered it with an
+error. A failed execution counts all its requests as failures, and still as one execution. Times are summed nanoseconds.
+A request that was answered from the response cache is a success that was not computed.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class _Executions:
 
 
 class _Responses:
-    """All first responses, all second ones, and so on: how many of which kind, and their time."""
+    """The first responses to all requests, or the second ones, and so on: how many of each kind, and their time."""
 
     def __init__(self) -> None:
-        # Each a count and nanoseconds
+        # Each has a count and nanoseconds
         self.infer = [0, 0]
         self.output = [0, 0]
         self.success = [0, 0]
@@ -81,7 +81,6 @@ class ModelStatistics:
 
     def __init__(self, memory_usage: Callable[[], list[dict[str, Any]]] = list) -> None:
         self._memory_usage = memory_usage
-        # Requests
         self.success_count = 0
         self.success_ns = 0
         self.fail_count = 0
@@ -93,15 +92,14 @@ class ModelStatistics:
         self.compute_output_ns = 0
         self.inference_count = 0
         self.last_inference_ms = 0
-        # Whether the model uses the response cache, what it found there and what not, and how long that took
+        # Whether the model uses the response cache, the hits and misses there, and the time that these took
         self.cached = False
         self.cache_hit_count = 0
         self.cache_hit_ns = 0
         self.cache_miss_count = 0
         self.cache_miss_ns = 0
-        # Of a decoupled model: responses by their place in the answer to one request
+        # Only for a decoupled model: responses by their place in the answer to one request
         self.responses: list[_Responses] = []
-        # Executions, by their total batch size
         self.execution_count = 0
         self.executions: dict[int, _Executions] = {}
 
@@ -110,10 +108,10 @@ class ModelStatistics:
     ) -> None:
         """Counts one execution and its requests, once all their timestamps are set.
 
-        A request without an outcome, or with SUCCESS, is a success. As upstream, `empty` places of a batch belong to
-        its size. `took_ns` is for how long others have read, computed and answered where an ensemble was executed.
+        A request without an outcome, or with SUCCESS, is a success. As upstream, `empty` places of a batch count in its
+        size. For an ensemble, `took_ns` is for how long its members have read, computed and answered.
         """
-        # What is measured of an execution is the same for all of its requests.
+        # The measured times of an execution are the same for all of its requests.
         first = requests[0]
         if took_ns is None:
             input_ns = first.compute_input_end_ns - first.compute_start_ns
@@ -152,7 +150,7 @@ class ModelStatistics:
         self.last_inference_ms = time.time_ns() // 1_000_000
 
     def record_hit(self, request: Request, asked_ns: int, took_ns: int, end_ns: int) -> None:
-        """Counts a request that the response cache, asked at `asked_ns` for so long, has answered at `end_ns`."""
+        """Counts a request that the response cache answered at `end_ns`; the look-up at `asked_ns` took `took_ns`."""
         self.success_count += 1
         self.success_ns += end_ns - request.request_start_ns
         self.queue_ns += asked_ns - request.queue_start_ns
@@ -160,14 +158,14 @@ class ModelStatistics:
         self.cache_hit_ns += took_ns
 
     def record_miss(self, took_ns: int) -> None:
-        """Counts what looking up and inserting took of a request that was computed."""
+        """Counts the time of look-up and insertion for a request that was computed."""
         self.cache_miss_count += 1
         self.cache_miss_ns += took_ns
 
     def record_response(self, request: Request, response: Response, start_ns: int) -> None:
         """Counts a response of a decoupled model, which the model sent at `start_ns`.
 
-        Its time begins when the request was executed or the response before was sent. Only the first RESPONSES of a
+        Its time begins when the request was executed or the previous response was sent. Only the first RESPONSES of a
         request are counted: a stream may have any number.
         """
         stream = request.streamed()
@@ -182,7 +180,7 @@ class ModelStatistics:
         stream.last_ns = start_ns
 
     def record_failure(self, request: Request) -> None:
-        """Counts a request that ended without an execution, under its outcome (OTHER where it has none)."""
+        """Counts a request that ended without an execution, under its outcome (OTHER if it has none)."""
         self._count_failure(request, time.monotonic_ns())
 
     def to_dict(self, model: str, version: int) -> dict[str, Any]:

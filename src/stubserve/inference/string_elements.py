@@ -1,8 +1,8 @@
-"""The elements of a BYTES tensor: each is four bytes of length, little endian, and so many bytes.
+"""The elements of a BYTES tensor: each has four bytes of length, little endian, and then that number of bytes.
 
-Whether a tensor holds as many as its shape says has to be found out from its bytes, by the quickest way that they
-allow: `strings.of_one_length`, where all are of one length; `strings.is_short_text`, where they are short; else by
-walking from one to the next.
+Only the bytes tell whether a tensor holds as many elements as its shape demands. There are three ways, the quickest
+that the bytes allow: `strings.of_one_length` for elements of one length, `strings.is_short_text` for short elements,
+else a walk from each element to the next.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from stubserve.inference.long_work import LongWork, finish
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor
 
-# The product of a longer shape is a number that may take long to work out.
+# The product of a longer shape may take long to compute.
 MAX_DIMS = 64
 _LENGTH = Struct("<I")
-# Bytes per element above which walking from one to the next is quicker than looking at all bytes.
+# Bytes per element above which the walk is quicker than a look at all bytes.
 _SHORT = 64
 # How many elements are walked in one step.
 _STRINGS = 4096
@@ -31,16 +31,16 @@ _STRINGS = 4096
 def check_strings(request: Request, tensor: Tensor, expected: int, model: str) -> None:
     """Checks that a BYTES tensor holds exactly `expected` elements, each behind its length. Raises ServeError.
 
-    Upstream's core does not look at the end of the last element; the text for it is that of its Python backend.
+    Upstream's core does not check the end of the last element; the text for that fault is that of its Python backend.
     """
     if tensor.strings != expected and not holds_strings(tensor.buffer, expected):
         raise finish(_walk(tensor.buffer)).refusal(request, tensor, expected, model)
 
 
 def holds_strings(data: bytes | memoryview, expected: int) -> bool:
-    """Whether there are exactly `expected` elements in the data, each behind its length.
+    """Whether the data holds exactly `expected` elements.
 
-    About 0.1 µs per element where `wire.strings` has no quicker way.
+    About 0.1 µs an element where `wire.strings` has no quicker way.
     """
     size = len(data)
     if size > strings.SMALL:
@@ -61,7 +61,7 @@ def holds_strings(data: bytes | memoryview, expected: int) -> bool:
 
 
 def walk_quickly(tensor: Tensor) -> LongWork[StringWalk]:
-    """Finds out what a large tensor holds, in steps."""
+    """Finds the elements of a large tensor, in steps."""
     data = tensor.buffer
     walk = StringWalk(len(data))
     rows = yield partial(strings.of_one_length, data)
@@ -77,10 +77,10 @@ def walk_quickly(tensor: Tensor) -> LongWork[StringWalk]:
 
 
 class StringWalk:
-    """What walking through the elements of a BYTES tensor has found.
+    """The result of a walk through the elements of a BYTES tensor.
 
-    There are `count` of them in `size` bytes, the last of which is said to end `at`; it begins at `start` and has
-    `length` bytes. Where fewer than four bytes are left for another length, `at` is where they begin.
+    `count` elements were found in `size` bytes. The last element begins at `start`, has `length` bytes, and ends `at`
+    by its length. If fewer than four bytes are left for another length, these begin `at`.
     """
 
     __slots__ = ("at", "count", "length", "size", "start")
@@ -90,7 +90,7 @@ class StringWalk:
         self.at = self.count = self.length = self.start = 0
 
     def holds(self, expected: int) -> bool:
-        """Whether there are so many whole elements and nothing else."""
+        """Whether there are exactly `expected` whole elements, and no further bytes."""
         return self.at == self.size and self.count == expected
 
     def refusal(self, request: Request, tensor: Tensor, expected: int, model: str) -> ServeError:

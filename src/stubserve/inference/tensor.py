@@ -1,4 +1,4 @@
-"""A tensor as it passes through the parent: a name, a type, a shape, and where its bytes are."""
+"""A tensor in the parent: a name, a type, a shape, and where its bytes are."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ class Tensor:
     """An input or output.
 
     `datatype` is the number in Triton's DataType enum, `shape` includes the batch dimension. The bytes (little-endian,
-    row-major; BYTES elements behind 4-byte lengths) are either `data` itself, for small tensors, or, where `data` is
-    None, the `nbytes` at arena offset `offset` inside `span`: all of it, where these two are not given. A tensor that
-    has neither has no place: as an input of an empty slot it is zeros, which its stub makes.
+    row-major; BYTES elements behind 4-byte lengths) are `data` itself, for small tensors. If `data` is None, they are
+    the `nbytes` at arena offset `offset` inside `span`, or all of the span if these two are not given. A tensor with
+    neither is the input of an empty slot: its stub makes zeros.
 
-    A small tensor of strings may be its `elements`, one by one. Its `data` is made when it is asked for.
-
-    `strings` is how many elements the bytes are known to be, where whoever made them of strings has counted; else -1.
+    A small tensor of strings may have its `elements`, one by one; then `data` is made when first needed. `strings` is
+    the known number of elements, -1 if they have not been counted.
     """
 
     __slots__ = ("_data", "datatype", "elements", "name", "nbytes", "offset", "shape", "span", "strings")
@@ -56,14 +55,14 @@ class Tensor:
 
     @staticmethod
     def of_strings(name: str, shape: Sequence[int], elements: Sequence[bytes], nbytes: int) -> Tensor:
-        """A tensor of these elements, `nbytes` with their lengths."""
+        """A tensor of these elements; `nbytes` includes their lengths."""
         tensor = Tensor(name, BYTES, shape, None, None, 0, nbytes)
         tensor.elements = elements
         tensor.strings = len(elements)
         return tensor
 
     def again(self, name: str, shape: Sequence[int], span: Span | None = None) -> Tensor:
-        """The same bytes under a name and in a shape; in another `span`, which is theirs, where one is given."""
+        """The same bytes under another name and in another shape, and in another `span` that holds them, if given."""
         if span is not None:
             tensor = Tensor(name, self.datatype, shape, None, span)
         else:
@@ -72,26 +71,26 @@ class Tensor:
         return tensor
 
     def lie_in(self, block: Block) -> None:
-        """Its bytes are about to be put into this block, whose hold becomes the tensor's."""
+        """The tensor's bytes are about to be put into this block. The tensor takes over the caller's hold."""
         self.span, self.offset = block.whole(), block.offset
 
     @property
     def data(self) -> bytes | None:
-        """The bytes themselves, None where they lie in a span."""
+        """The bytes themselves, None if they lie in a span."""
         if self._data is None and self.elements is not None:
             self._data = strings.join(list(self.elements))
         return self._data
 
     @property
     def block(self) -> Block | None:
-        """The block that it lies in, None for bytes."""
+        """The block that holds the bytes, None if `data` has them."""
         return None if self.span is None else self.span.block
 
     @property
     def buffer(self) -> bytes | memoryview:
         """The tensor's bytes, without a copy. Only valid while the span is held.
 
-        Those of an input in a client's region are read, and a copy. Raises ServeError where they are gone.
+        An input in a client's region is read as a copy. Raises ServeError if the region is gone.
         """
         data = self.data
         if data is not None:
@@ -100,7 +99,7 @@ class Tensor:
         return self.span.read(self.offset, self.nbytes)
 
     def beginning(self, nbytes: int) -> bytes | memoryview:
-        """As `buffer`, but no more than the first `nbytes`. Raises as that does."""
+        """As `buffer`, but only the first `nbytes`. Raises ServeError as `buffer` does."""
         if self.data is not None:
             return self.data[:nbytes]
         assert self.span is not None
@@ -130,9 +129,9 @@ def drop_blocks(tensors: Iterable[Tensor]) -> None:
 
 
 def write_output(tensor: Tensor, place: RegionPlace) -> None:
-    """Puts an output into the region that its client has named; what its stub has written there is not here any more.
+    """Puts an output into its client's region, over anything the stub wrote.
 
-    Raises ServeError, upstream's where there is too little room.
+    Raises ServeError, upstream's if too small.
     """
     if tensor.nbytes > place.nbytes:
         raise too_small(tensor.name, tensor.nbytes, place.nbytes)

@@ -1,18 +1,17 @@
-"""What is kept of a request that is traced, and of the requests that it has led to.
+"""The records of a traced request, and of the requests that it has led to.
 
-A request has the times at which things happened to it anyway; a trace is what is needed beside them. Most requests have
-none, and then all that tracing costs them is to look whether they do. A trace begins when its request is submitted
-(`Call.submit`, where the model has a sampler), and ends when the last response has been passed on and its batch is
-over.
+Each request has the times of its events anyway; a trace holds the rest. Most requests have no trace, and tracing costs
+them one check. A trace begins when its request is submitted (`Call.submit`, if the model has a sampler). It ends when
+the last response has been passed on and its batch is over.
 
-Traces make trees: the steps of an ensemble and the calls of a model are children of the request that they are made for
-(`child`). A tree is handed to its collector when all of it has ended. Stubs know a trace by its number (`find`), so
-that a model can hand it on with a request of its own; a number that is not under way is nobody's.
+Traces form trees: the steps of an ensemble and the calls of a model are children of the request that caused them
+(`child`). The collector gets a tree when all of its traces have ended. Stubs know a trace by its number (`find`), so
+that a model can pass it on with its own request. A number that is not under way has no trace.
 
-What the trees that are under way keep of tensors is bounded (MOST_KEPT). Tensors that come when so much is kept are
-left out of their trace, which says how many.
+Copied tensors of all trees under way are bounded (MOST_KEPT). Tensors above the bound are left out, and counted in
+their trace.
 
-Times are CLOCK_MONOTONIC nanoseconds, 0 for what has not happened.
+Times are CLOCK_MONOTONIC nanoseconds, 0 for events that have not happened.
 """
 
 from __future__ import annotations
@@ -25,31 +24,31 @@ from typing import NamedTuple
 
 from stubserve.inference.tensor import Tensor
 
-# Of a tensor no more than this is kept.
+# The most bytes that are kept of one tensor.
 TENSOR_BYTES = 1 << 20
-# What the traces that are under way keep of tensors, together.
+# The most bytes of tensors that all traces under way keep together.
 MOST_KEPT = 64 << 20
-# About what a copy takes beside its name, its dimensions and its data, and what a dimension takes
+# About the bytes of a copy, without its name, dimensions and data; and the bytes of a dimension
 _COPY_BYTES, _DIMENSION_BYTES = 512, 40
 
 QUEUE_INPUT = "TENSOR_QUEUE_INPUT"
 BACKEND_OUTPUT = "TENSOR_BACKEND_OUTPUT"
 
 _live: dict[int, Trace] = {}
-# What the tensors of trees that are under way take, in bytes
+# The bytes of the copied tensors of all trees under way
 _kept = 0
 _numbers = itertools.count(1)
 
 
 class Parent(NamedTuple):
-    """The span of somebody else's that a request belongs to, as `traceparent` tells it."""
+    """The span, of another program, that a request belongs to, as `traceparent` names it."""
 
     trace_id: int
     span_id: int
 
 
 class TensorCopy(NamedTuple):
-    """A tensor's bytes at a moment: the first of `nbytes`, as many as the collector wants."""
+    """A copy of a tensor's bytes: the first of `nbytes`, as many as the collector wants."""
 
     activity: str
     name: str
@@ -62,8 +61,8 @@ class TensorCopy(NamedTuple):
 class Sampler:
     """Decides which requests to a model are traced, and takes their trees of traces.
 
-    `tensors` says that tensors are wanted, and `tensor_bytes` how many bytes of each; `spans` that traces are to have
-    span ids. It is no Protocol, for each request asks it: compiled, a class costs one jump.
+    `tensors`: the collector wants tensors, `tensor_bytes` of each. `spans`: traces get span ids. This is no Protocol,
+    since each request calls it: compiled, a class costs one jump.
     """
 
     tensors: bool
@@ -71,9 +70,9 @@ class Sampler:
     spans: bool
 
     def sample(self, model: str, version: int, protocol: str, context: Callable[[], str | None]) -> Trace | None:
-        """The trace of a request that is submitted now, if it is to be traced.
+        """The trace of a request that is submitted now; None if it is not traced.
 
-        `context` gives the value of `traceparent` that came with the request.
+        `context` gives the request's `traceparent`.
         """
         raise NotImplementedError
 
@@ -85,8 +84,8 @@ class Sampler:
 class Trace:
     """The trace of one request to `model`. `protocol` is "HTTP" or "GRPC" for a client's request, else empty.
 
-    `batch`, `batch_size` and `instance` say what it is or was executed in; 0 and empty where it was not. `wire` is what
-    a stub is told of it. `tensors` take about `kept` bytes; `left_out` tensors had no room.
+    `batch`, `batch_size` and `instance` are those of the execution; 0 and empty without one. `wire` is what the stub
+    gets of the trace. `tensors` take about `kept` bytes; `left_out` tensors had no room.
     """
 
     __slots__ = (
@@ -136,13 +135,12 @@ class Trace:
         parent: Parent | None = None,
     ) -> None:
         self.number = next(_numbers)
-        # Whose it is
         self.model = model
         self.version = version
         self.protocol = protocol
         self.request_id = ""
         self.parent = 0 if above is None else above.number
-        # Of the tree, in its root: how many traces have not ended, and those that have. None when all have: no circles
+        # In a tree's root: how many traces have not ended, and the ended ones. None after the last: no circles
         self._sampler = sampler
         root = None if above is None else above._root
         if root is None:
@@ -151,7 +149,7 @@ class Trace:
         self._open = 0
         self._ended: list[Trace] = []
         root._open += 1
-        # As spans: of the client's request (only at the root), of the model, of its execution
+        # Span ids: of the client's request (only at the root), of the model, of its execution
         self.trace_id = self.outer_span = self.span = self.compute_span = self.parent_span = 0
         context: str | None = None
         if sampler.spans:
@@ -166,16 +164,15 @@ class Trace:
                 self.parent_span = 0 if parent is None else parent.span_id
             context = f'{{"traceparent":"00-{self.trace_id:032x}-{self.compute_span:016x}-01"}}'
         self.wire = (self.number, context)
-        # What it was executed in
+        # The execution
         self.instance: str = ""
         self.batch = 0
         self.batch_size = 0
-        # What became of it; `cut_off` says that it will not be told when its batch was over
+        # `cut_off`: the trace is not told when its batch is over
         self.cut_off = False
         self.error = ""
         self.tensors: list[TensorCopy] = []
         self.kept = self.left_out = 0
-        # When what happened
         self.begun_ns = begun_ns
         self.answered_ns = self.sent_ns = 0
         self.request_start_ns = self.queue_start_ns = 0
@@ -183,13 +180,13 @@ class Trace:
         _live[self.number] = self
 
     def child(self, model: str, version: int, begun_ns: int) -> Trace:
-        """The trace of a request that was made for this one."""
+        """The trace of a request that was made for this trace's request."""
         return Trace(self._sampler, model, version, "", begun_ns, self)
 
     def keep(self, activity: str, tensors: Sequence[Tensor]) -> None:
-        """Copies tensors, if they are wanted, and while there is room. Their memory is held by the caller.
+        """Copies tensors if they are wanted and there is room. The caller holds their memory.
 
-        Raises ServeError where one lay in a client's region and is gone.
+        Raises ServeError if a tensor lay in a client's region that is gone.
         """
         global _kept
         if not self._sampler.tensors:
@@ -209,15 +206,15 @@ class Trace:
             _kept += size
 
     def join(self, instance: str, batch: int, batch_size: int) -> None:
-        """It is executed by an instance, with others, as the stub's batch of this number."""
+        """An instance executes the request, in the stub's batch of this number."""
         self.instance = instance
         self.batch = batch
         self.batch_size = batch_size
 
     def end(self, request_id: str, request_start_ns: int, queue_start_ns: int, compute_ns: Sequence[int]) -> None:
-        """Takes what the request knows; nothing more is told of it. Once.
+        """Takes the request's own data. Nothing may follow. To be called once.
 
-        `compute_ns` are the times at which its computation began, had its inputs, had computed and was over.
+        `compute_ns` are the times at which the computation began, had its inputs, had computed and was over.
         """
         global _kept
         del _live[self.number]
@@ -249,7 +246,7 @@ def find(number: int) -> Trace | None:
 
 
 class ModelTracing:
-    """The sampler of the requests to the versions of one model; None where none is traced. It outlives reloads."""
+    """The sampler of the requests to the versions of one model; None if none is traced. It outlives reloads."""
 
     def __init__(self) -> None:
         self.sampler: Sampler | None = None

@@ -11,27 +11,26 @@ from stubserve.errors import ServeError
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor
 
-# A scheduler only compares instances; what they are is their owner's business.
+# A scheduler only compares instances.
 Instance = Hashable
 
 
 class Work:
-    """The places of a batch, and what is in them.
+    """The places of a batch, and their requests.
 
-    `slots` has a request for each place, or None where the place is empty; the model sees the places in this order.
-    `requests` are those that are there. In the usual case no place is empty and both are the same object.
+    `slots` has a request for each place, or None for an empty place; the model sees the places in this order.
+    `requests` are the requests in them. Usually no place is empty and both are the same object.
 
-    `extra_inputs`, if it is not None, has for each place the tensors that the scheduler adds to those of the request
-    (controls); those of an empty place are all that the model sees there. Whoever executes the work holds their
-    memory for as long as the model may read it.
+    `extra_inputs`, if not None, has for each place the tensors that the scheduler adds to the request's own (controls).
+    At an empty place the model sees only these. The executor of the work holds their memory as long as the model may
+    read it.
 
-    `options`, if it is not None, has for each place what its model is told in place of the request's own options, None
-    where those hold.
+    `options`, if not None, has for each place the options that replace the request's own, or None to keep these.
 
-    `sequences`, if it is not None, has for each place the number of the sequence whose implicit states go with it, 0
-    where it is empty. The stub keeps them.
+    `sequences`, if not None, has for each place the number of the sequence whose implicit states the stub keeps; 0 for
+    an empty place.
 
-    `number` is the stub's for the batch, 0 before it has it.
+    `number` is the stub's number for the batch, 0 before there is one.
     """
 
     __slots__ = ("extra_inputs", "number", "options", "requests", "sequences", "slots")
@@ -46,7 +45,7 @@ class Work:
 
     @classmethod
     def of_slots(cls, slots: Sequence[Request | None], extra_inputs: Sequence[Sequence[Tensor]] | None = None) -> Work:
-        """Work with places that may be empty. Raises ValueError where no place has a request."""
+        """Work with places that may be empty. Raises ValueError if no place has a request."""
         requests = [request for request in slots if request is not None]
         if not requests:
             raise ValueError("work without a request")
@@ -58,7 +57,6 @@ class Work:
 
     @property
     def empty(self) -> int:
-        """How many places are empty."""
         return len(self.slots) - len(self.requests)
 
     @property
@@ -87,7 +85,7 @@ class Grouping:
 
     @classmethod
     def from_config(cls, config: Any) -> Grouping:
-        """What a `ModelConfig` message demands."""
+        """The demands of a `ModelConfig` message."""
         shape_tensors = [i.name for i in config.input if i.is_shape_tensor]
         variable = [i.name for i in config.input if -1 in i.dims and not i.allow_ragged_batch]
         return cls(variable, shape_tensors, any(i.optional for i in config.input))
@@ -100,7 +98,7 @@ class Grouping:
     def key(self, request: Request) -> dict[str, object]:
         """Requests with equal keys may share a batch. Only for requests with a batch dimension.
 
-        It is made once, when the request is queued or later: until it has run, nothing of that changes.
+        A request's key is made once: nothing in the key changes until the request has run.
         """
         if request.grouping_key is not None:
             return request.grouping_key
@@ -120,11 +118,11 @@ class Grouping:
 class Decision:
     """What to do now.
 
-    `run`: work to hand to instances, in this order; each instance appears as often as it has been said to have room,
-    and gets no further work until the owner reports it idle again. `answer`: requests that end here with this error
-    (expired, cancelled). `over`: sequences that have ended without a request that says so, by their instances and
-    numbers; to be told before `run`, which may have the next ones.
-    `wake_at_ns`: poll again at this time at the latest, None if only an event can change anything.
+    `run`: work for instances, in this order. Each instance appears as often as the owner has said that it has room, and
+    gets no further work until the owner reports it idle again. `answer`: requests that end here with this error
+    (expired, cancelled). `over`: sequences that have ended without an end request, by instance and number. Report them
+    before `run`, which may hold the next sequences. `wake_at_ns`: the latest time for the next poll, None if only an
+    event can change anything.
     """
 
     __slots__ = ("answer", "over", "run", "wake_at_ns")
@@ -136,6 +134,6 @@ class Decision:
         self.wake_at_ns: int | None = None
 
     def wake_by(self, at_ns: int | None) -> None:
-        """Polls again at this time at the latest, if there is one."""
+        """Polls again at this time at the latest, if a time is given."""
         if at_ns is not None and (self.wake_at_ns is None or at_ns < self.wake_at_ns):
             self.wake_at_ns = at_ns

@@ -1,11 +1,11 @@
-"""Batches, requests and tensors as the wire has them, there and back.
+"""Batches, requests and tensors in the form of the wire, in both directions.
 
 A batch becomes an EXECUTE message, and the entries of a RESULT message become responses. The requests that models make
 (`bls`) are read and answered with the same functions.
 
-Nothing that a stub has sent is believed. A response that names memory which the stub may not name becomes an error;
-what is no message at all raises. Either way the memory behind what was read before it is let go of, or the segment
-that it lies in could never be given back.
+No message from a stub is trusted. A response that names memory which the stub may not name becomes an error; data that
+is no message raises. In both cases the memory of the parts already read is dropped, or the segment around it could
+never be given back.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from stubserve.memory.stub_memory import StubMemory
 class Batch:
     """A batch that a stub has.
 
-    `work` is what it was made of. `extras` are the inputs that a scheduler has added to each slot and that the stub
-    still has, or None; the batch holds their memory. `spilled` is the block of a message that was too large for the
-    ring. `answered` are the slots whose requests have had their final response before the batch's result, or None.
+    `work` is its origin. `extras` are the inputs that a scheduler has added to each slot and that the stub still has,
+    or None; the batch holds their memory. `spilled` is the block of a message that was too large for the ring.
+    `answered` are the slots whose requests have had their final response before the batch's result, or None.
     """
 
     __slots__ = ("answered", "extras", "spilled", "work")
@@ -54,14 +54,14 @@ class Batch:
         return [r for index, r in enumerate(self.work.slots) if r is not None and index not in answered]
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that the stub was given with it."""
+        """All tensors that the stub got with it."""
         for request in self.work.requests:
             yield from request.inputs
         for tensors in self.extras or ():
             yield from tensors
 
     def take_extras(self, index: int) -> Sequence[Tensor]:
-        """The extra inputs of a slot, with the batch's hold on their memory."""
+        """Returns the extra inputs of a slot, with the batch's hold on their memory."""
         if self.extras is None:
             return ()
         taken = self.extras[index]
@@ -69,7 +69,6 @@ class Batch:
         return taken
 
     def drop(self) -> None:
-        """The stub has the batch no longer."""
         if self.spilled is not None:
             self.spilled.drop()
         for tensors in self.extras or ():
@@ -77,9 +76,9 @@ class Batch:
 
 
 def pack_batch(number: int, frees: Sequence[int], work: Work) -> bytes:
-    """The message that has a stub execute this work, and free what the parent has read.
+    """The message that makes a stub execute this work, and free the outputs that the parent has read.
 
-    The extra inputs of a slot come behind those of its request, and are all that there is in an empty slot.
+    The extra inputs of a slot come behind those of its request; an empty slot has only these.
     """
     extras = work.extra_inputs
     requests: list[WireRequest | None]
@@ -100,7 +99,7 @@ def pack_batch(number: int, frees: Sequence[int], work: Work) -> bytes:
 def _written_with_extras(work: Work) -> list[WireRequest | None]:
     """The requests of work with more inputs, or other options, than its requests have."""
     written: list[WireRequest | None] = []
-    # Most empty places of a batch are given the same, as the same object.
+    # Most empty places of a batch have the same tensors, as the same object.
     given: Sequence[Tensor] | None = None
     empty: WireRequest | None = None
     nothing = [None] * len(work.slots)
@@ -111,14 +110,14 @@ def _written_with_extras(work: Work) -> list[WireRequest | None]:
             continue
         if more is not given:
             given = more
-            # Its outputs would be nobody's.
+            # Its outputs would be dropped.
             empty = write_request(Request([], requested_outputs=[]), more) if more else None
         written.append(empty)
     return written
 
 
 def write_request(request: Request, inputs: Sequence[Tensor], options: RequestOptions | None = None) -> WireRequest:
-    """A request as a stub is told of it, with these inputs; with `options` in place of its own where there are any."""
+    """A request in the form of the wire, with these inputs, and with `options` in place of its own if given."""
     trace = request.trace
     return (
         request.id,
@@ -130,9 +129,9 @@ def write_request(request: Request, inputs: Sequence[Tensor], options: RequestOp
 
 
 def write_tensor(tensor: Tensor, holder: StubMemory | None = None) -> WireTensor:
-    """A tensor as a stub is told of it.
+    """A tensor in the form of the wire.
 
-    `holder` is the memory of that stub where the stub keeps the tensor until it says that it has let go.
+    `holder` is the stub's memory, given if the stub keeps the tensor until it reports the release.
     """
     span = tensor.span
     place: Place
@@ -161,10 +160,10 @@ def read_tensor(
 ) -> Tensor:
     """A tensor that a stub has named: an output or, with `kept`, an input of a request that its model makes.
 
-    What the stub may name: bytes; its own segment, whose accounts are `memory`; and what it was given, which are the
-    tensors `given` and what it holds. As an output it may also name what the request that it has `answered` allows: the
-    inputs of that request, and the regions of its client. The stub keeps an input that it names (`kept`), while an
-    output is sent on. Raises ServeError that begins with what is wrong, ValueError for what is no place.
+    The stub may name bytes; its own segment, whose accounts are `memory`; and tensors that it got: those `given`, and
+    those that it holds. An output may also name the inputs and the client's regions of the request that it has
+    `answered`. The stub keeps an input that it names (`kept`), while an output is sent on. Raises ServeError that
+    begins with the fault, ValueError for data that is no place.
     """
     name, datatype, shape, data = wire
     if isinstance(data, bytes):
@@ -178,12 +177,12 @@ def read_tensor(
     if answered is not None:
         own = answered.inputs
         if isinstance(place, InRegion) and answered.regions is not None and name in answered.regions:
-            # Its stub has written it where the client wants it.
+            # The stub has written it to the place that the client named.
             return Tensor(name, datatype, shape, b"")
     what = f"input '{name}' from stub '{stub}'" if kept else f"output '{name}' of stub '{stub}'"
     if not isinstance(place, Lent):
         raise internal(f"{what} {places.refusal(place) or 'is in memory that a stub cannot name'}")
-    # Its own first: a batch of many requests that all return an input is not to be looked through for each.
+    # The request's own inputs first: a large batch must not be searched for each request that returns an input.
     span = None
     for tensor in chain(own, given()):
         if tensor.offset == place.within and tensor.span is not None:
@@ -193,7 +192,7 @@ def read_tensor(
     if span is None or not span.contains(place.offset, place.nbytes):
         raise internal(f"{what} is in memory that the stub was not given")
     if kept:
-        # Two have it now.
+        # The span has two holders now.
         span.shared = True
     else:
         span.send_on()
@@ -211,8 +210,8 @@ def read_result(
 ) -> tuple[list[tuple[Request, Response]], list[tuple[int, Entry]]]:
     """The answers in a RESULT message, and (slot, entry) of requests that it does not answer; sets times and outcomes.
 
-    `memory` is that of the stub, which is called `stub`: outputs in its segment become blocks. Raises what reading a
-    message that is none raises.
+    `memory` is that of the stub, which is called `stub`: outputs in its segment become blocks. Data that is no message
+    raises any exception.
     """
     now = time.monotonic_ns()
     finished: list[tuple[Request, Response]] = []
@@ -220,7 +219,7 @@ def read_result(
     try:
         for index, request in enumerate(batch.work.slots):
             if request is None:
-                # What the model answered in an empty slot is for nobody.
+                # The model's answer in an empty slot is dropped.
                 entry = None if error is not None else entries[index]
                 if isinstance(entry, tuple):
                     drop_blocks(_read_answer(entry, memory, stub, batch.tensors).outputs)
@@ -259,7 +258,7 @@ def read_response(wire: WireResponse | None, final: bool, memory: StubMemory, st
 
 
 def hold_inputs(tensors: Iterable[Tensor], held: Sequence[int], memory: StubMemory) -> None:
-    """Keeps those of these inputs that begin at the offsets in `held`: the model has not let go of them."""
+    """Holds those of the inputs that begin at the offsets in `held`: the model still uses them."""
     if held:
         spans = {tensor.offset: tensor.span for tensor in tensors if tensor.span is not None}
         for offset in held:
@@ -275,7 +274,7 @@ def _read_answer(
     given: Callable[[], Iterable[Tensor]],
     answered: Request | None = None,
 ) -> Response:
-    """A response as `read_tensor` has its outputs; one whose memory the stub may not name becomes an error."""
+    """A response with outputs as of `read_tensor`. It becomes an error if the stub may not name their memory."""
     wire_error, wire_outputs, parameters = wire
     error = None
     if wire_error is not None:

@@ -1,9 +1,9 @@
 """The requests that a stub's model makes (business logic scripting), as the parent carries them out.
 
 A call is submitted like any client's request: it passes admission, waits with the target's scheduler, and is counted.
-Its answers go back to the calling stub through that stub's answer ring. Tensors do not move: inputs are blocks in the
-caller's segment, or spans that it was given; outputs are held for the caller until it lets go of them. Who may write
-to which memory is told in `stubserve_stub.api.bls`; here it comes down to `Span.shared`.
+Its answers go back through the calling stub's answer ring. Tensors do not move: inputs are blocks in the caller's
+segment, or spans that it got; outputs are held until the caller releases them. `stubserve_stub.api.bls` defines which
+model may write to which memory; here that is only `Span.shared`.
 
 A call that keeps its instance from finishing its batch is refused if it could never run, see `waiting`.
 """
@@ -30,8 +30,8 @@ from stubserve.instances.batch import read_tensor, write_tensor
 from stubserve.instances.rings import AnswerRing
 from stubserve.memory.stub_memory import StubMemory
 
-# How many answers to a call, or bytes of them, may wait to be taken before the model that makes them is held back. Both
-# are several times what a stub takes before it tells.
+# How many untaken answers to a call, or bytes of them, there may be before the model that makes them is paused. Both
+# are several times the amount that a stub takes before it reports.
 _WAITING = 64
 _WAITING_BYTES = 8 << 20
 
@@ -39,7 +39,7 @@ _WAITING_BYTES = 8 << 20
 class StubCall(Call):
     """One call of a stub, which knows it by `number`.
 
-    `waiting` and `waiting_bytes` are the answers of a decoupled model that have not been taken, as far as is known.
+    `waiting` and `waiting_bytes` are the answers of a decoupled model that have not been reported as taken.
     """
 
     __slots__ = ("_calls", "blocking", "number", "waiting", "waiting_bytes")
@@ -61,10 +61,10 @@ class StubCall(Call):
 
 
 class StubCalls:
-    """The calls that one stub has under way. It hears what the stub says about them (`messages.handlers_of_parent`).
+    """The calls that one stub has under way. It handles the stub's messages about them (`messages.handlers_of_parent`).
 
-    `waiter` stands for the stub where it may wait for itself. `memory` is the stub's. `given` tells which tensors
-    the stub has at the moment.
+    `waiter` represents the stub in the search for circles. `memory` is the stub's. `given` returns the tensors that the
+    stub has at the moment.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class StubCalls:
         self._checks: dict[asyncio.Task[None], Request] = {}
 
     def blocking(self) -> Sequence[StubCall]:
-        """The calls without which the stub's batch does not finish."""
+        """The calls that the stub's batch needs to finish."""
         return [call for call in self._open.values() if call.blocking] if self._open else ()
 
     def on_call(
@@ -137,7 +137,7 @@ class StubCalls:
             found.request.resume()
 
     def schedule(self) -> None:
-        """Runs what the last messages have brought; once for all of them, so that they can share a batch."""
+        """Runs the calls of the last messages; once for all of them, so that they can share a batch."""
         due, self.due = self.due, []
         for model in due:
             model.poll()
@@ -151,7 +151,7 @@ class StubCalls:
         return {"value": not await model.check_ready()}
 
     def close(self) -> None:
-        """The stub is gone: nobody waits for its calls any more."""
+        """The stub is gone: its calls are cancelled."""
         for check in self._checks:
             check.cancel()
         calls = list(self._open.values())
@@ -159,8 +159,6 @@ class StubCalls:
         self._answers.close()
         for call in calls:
             call.cancel()
-
-    # There
 
     def _start(self, number: int, blocking: bool, decoupled: bool, name: str, version: int, wire: WireRequest) -> None:
         now = time.monotonic_ns()
@@ -204,7 +202,7 @@ class StubCalls:
         self._open[number] = call
 
     def _find(self, name: str, version: int) -> ServedModel:
-        """Raises ServeError in upstream's words for any model that does not serve, with why that is behind them."""
+        """Raises ServeError with upstream's text for any model that does not serve, followed by the reason."""
         try:
             return self._models.find(name, "" if version == -1 else str(version))
         except ServeError as error:
@@ -223,7 +221,7 @@ class StubCalls:
 
     def _checked(self, call: StubCall, check: asyncio.Task[None]) -> None:
         request = self._checks.pop(check)
-        if check.cancelled():  # maybe before its first step, and then none of its own code has run
+        if check.cancelled():  # maybe before its first step, and then its own code has not run
             call.give_up(request)
 
     def _check_chain(self, call: StubCall, request: Request) -> None:
@@ -233,7 +231,7 @@ class StubCalls:
             call.model.cancel(request)
 
     def _refuse(self, call: StubCall, error: ServeError) -> None:
-        """Answers a call instead of its model, whose own answer is for nobody then."""
+        """Answers a call instead of its model; the model's own answer is then dropped."""
         call.request = None
         if call.number in self._open:
             del self._open[call.number]
@@ -246,7 +244,7 @@ class StubCalls:
     # Back
 
     def answer(self, call: StubCall, request: Request, response: Response) -> None:
-        """Passes a response on to the stub; what nobody waits for any more is dropped by whoever made it."""
+        """Passes a response on to the stub. For a call that is no longer known, the response's maker drops it."""
         if call.number not in self._open:
             return
         if response.final:

@@ -1,8 +1,7 @@
 """Rights that the operator takes from stubs: their user, a limit on memory, files to write, the network; secrets.
 
-Where there is a sandbox, it is put on by the server's own interpreter, which then becomes that of the model: a model
-may write to its environment where that lies in its own folder, and an interpreter runs code of its environment before
-the program that it was started with.
+A sandbox is set up by the server's own interpreter, which then turns into the model's interpreter. A model may write to
+an environment in its own folder, and an interpreter runs code of its environment before its program.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _CONFINED = (sys.executable, "-I", "-S", stubserve_stub.runtime.confinement.__fi
 
 
 class ConfinementError(Exception):
-    """Stubs cannot be confined as the operator wants it; the text says why and what to do."""
+    """Stubs cannot be confined as the operator demands; the text has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +69,10 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """How all stubs are confined. `memory` is in bytes, 0 for no limit; `writable` counts with the sandbox `files`.
+    """The confinement of all stubs. `memory` is in bytes, 0 for no limit; `writable` is used with the sandbox `files`.
 
-    `temporary` is the folder in which each model has its own for temporary files, with `files`. `rules` say which
-    variables of the server's environment are seen.
+    With `files`, each model has its own folder for temporary files in `temporary`. `rules` decide which variables of
+    the server's environment stubs see.
     """
 
     user: User | None = None
@@ -85,7 +84,7 @@ class Confinement:
     rules: tuple[VariableRule, ...] = WITHHELD
 
     def around(self, environment: Environment, model_dir: Path, model: str) -> Environment:
-        """An environment as the stubs of a model have it, which lies in this folder. Raises ServeError."""
+        """The environment for the stubs of the model in this folder. Raises ServeError."""
         variables: dict[str, str | None] = dict.fromkeys(withheld(self.rules, model, os.environ))
         lines = [] if self.new_privileges else [NO_NEW_PRIVILEGES]
         if self.memory:
@@ -94,7 +93,7 @@ class Confinement:
             lines.append(NO_NETWORK)
         if self.temporary is not None:
             temporary = variables["TMPDIR"] = self._temporary_of(self.temporary, model_dir)
-            # Devices: /dev/null, /dev/shm, terminals, GPUs. Who may use which is said by their own permissions.
+            # Devices: /dev/null, /dev/shm, terminals, GPUs. Their own permissions decide about their use.
             folders = (str(model_dir.resolve()), temporary, "/dev", *self.writable)
             lines += [FILES, *(f"{WRITABLE} {folder}" for folder in folders)]
         variables[VARIABLE] = "\n".join(lines)
@@ -113,7 +112,7 @@ class Confinement:
             shutil.rmtree(self.temporary, ignore_errors=True)
 
     def _temporary_of(self, home: Path, model_dir: Path) -> str:
-        """The folder for temporary files of one model. Its name is short, as paths of sockets have to be."""
+        """The folder for temporary files of one model. Its name is short, as paths of sockets must be."""
         folder = home / hashlib.blake2b(os.fsencode(model_dir), digest_size=6).hexdigest()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -125,14 +124,14 @@ class Confinement:
 
 
 def withheld(rules: Sequence[VariableRule], model: str, names: Iterable[str]) -> list[str]:
-    """Those of the variables that a model does not see; the last rule that fits counts."""
+    """The variables that a model does not see; the last rule that fits counts."""
     rules = [rule for rule in reversed(rules) if rule.model in ("", model)]
     fitting = {name: next((one for one in rules if fnmatch.fnmatchcase(name, one.pattern)), None) for name in names}
     return sorted(name for name, rule in fitting.items() if rule is not None and not rule.shown)
 
 
 def confinement(settings: InstanceSettings) -> Confinement:
-    """As the flags say it. Raises ConfinementError where this machine or this user cannot do it, or OSError."""
+    """The confinement that the flags demand. Raises OSError, or ConfinementError if it is impossible here."""
     sandbox = settings.stub_sandbox
     version = landlock_version() if sandbox else 0
     if sandbox and not version:

@@ -1,4 +1,4 @@
-"""Why a stub died, in words that help, and when it may be started again."""
+"""The cause of a stub's death in helpful words, and the time of the next start."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def oom_kills() -> int:
 
 
 def cause_of_death(return_code: int, oom_kills_before: int) -> str:
-    """Says how a process with this `subprocess` return code ended.
+    """The end of a process with this `subprocess` return code, in words.
 
-    `oom_kills_before` is what `oom_kills()` said when it was started: a SIGKILL together with a higher count now is put
-    down to the kernel's out-of-memory killer.
+    `oom_kills_before` is the result of `oom_kills()` at its start. A SIGKILL together with a higher count now is
+    attributed to the kernel's out-of-memory killer.
     """
     if return_code >= 0:
         return f"it exited with code {return_code}"
@@ -52,17 +52,17 @@ def cause_of_death(return_code: int, oom_kills_before: int) -> str:
 
 
 def unhealthy(stub: str, cause: str, pid: int) -> ServeError:
-    """What is answered with for a stub that has died."""
+    """The answer for a stub that has died."""
     return internal(f"Stub process '{stub}' is not healthy: {cause} (pid {pid}).")
 
 
 class RestartPolicy:
     """Counts deaths in a row and says how long to wait: 0.1 s, doubling to 30 s.
 
-    A stub that served for a second before it died starts the count anew: what kills it then is a request or somebody
-    outside, and between two deaths it does its work. One that dies in loading, or as soon as it gets to work, is what
-    the delays and the limit are for. After `limit` restarts in a row there is no other; a limit of 0 turns restarting
-    off. Times are seconds of any one clock; `ready_at` is None for a stub that never served.
+    If a stub served for a second before it died, the count starts anew: the cause is then a request or another process,
+    and between two deaths the stub does its work. The delays and the limit are for stubs that die while they load, or
+    at their first work. After `limit` restarts in a row there is no other; 0 turns restarting off. Times are seconds of
+    any one clock; `ready_at` is None for a stub that never served.
     """
 
     def __init__(self, limit: int) -> None:
@@ -70,7 +70,7 @@ class RestartPolicy:
         self.restarts = 0
 
     def next_delay(self, ready_at: float | None, died_at: float) -> float | None:
-        """Seconds until the next start, None if there is to be none."""
+        """Seconds until the next start, None for no further start."""
         if ready_at is not None and died_at - ready_at >= STABLE_S:
             self.restarts = 0
         if self.restarts >= self.limit:

@@ -1,22 +1,22 @@
-"""Looks now and then at what a stub executes: whether one batch takes long, too long, or whether there is none at all.
+"""Checks now and then what a stub executes: whether one batch takes long, or too long, or whether there is none.
 
-A batch that takes long is mentioned in the log. One that takes longer than the operator allows (EXECUTE_TIMEOUT_SECS)
-ends the stub: its requests are answered with the reason, and it is started anew. A stub that has got no batch between
-two looks is idle. One that has clients' shared memory, and a thread that stays in the handler of a bus error, hangs,
-and is ended, too.
+A batch that takes long is mentioned in the log. A batch that takes longer than the operator allows
+(EXECUTE_TIMEOUT_SECS) ends the stub: its requests are answered with the reason, and it is started again. A stub without
+a batch between two checks is idle. A stub with clients' shared memory is also ended if one of its threads stays in the
+handler of a bus error.
 
-When a client makes a region of its shared memory smaller while a stub reads it, the kernel sends SIGBUS to the thread
-that reads, and the stub's handler mends that (`stubserve_stub.runtime.region_window`). The handler needs the
-interpreter's lock. Native code that has the lock and waits for threads of its own, one of which reads the region, keeps
-it for ever: neither goes on, and nothing within the process can tell. From outside it can be told: for as long as a
-handler runs, the kernel holds back its signal for that thread, which /proc shows. No thread holds back SIGBUS and lets
-SIGSEGV through otherwise; those that want no signals at all hold back both.
+When a client shrinks a region of its shared memory while a stub reads it, the kernel sends SIGBUS to the reading
+thread, and the stub's handler repairs that (`stubserve_stub.runtime.region_window`). The handler needs the
+interpreter's lock. Native code may hold the lock and wait for threads of its own, one of which reads the region: then
+neither goes on, and no code within the process can notice. From outside it can be seen: while a handler runs, the
+kernel blocks its signal for that thread, as /proc shows. No other thread blocks SIGBUS and not SIGSEGV; a thread that
+wants no signals blocks both.
 
-A handler takes microseconds, and the interpreter's lock changes hands every few milliseconds where Python runs. So a
-thread that is in it at two looks, a second or so apart, hangs.
+A handler takes microseconds, and the interpreter's lock changes hands every few milliseconds while Python runs. So a
+thread that is in the handler at two checks, a second or so apart, hangs.
 
-Nothing is done for each batch: a look compares the number of the batch that runs with what it was at the last look. So
-a batch may take an eighth more than its limit before it is ended, and a stub sleeps unwatched while it is idle.
+A batch costs nothing: a check compares the number of the running batch with that of the last check. So a batch may take
+an eighth more than its limit before the stub is ended, and an idle stub is not checked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("stubserve.instances")
 
 _MENTION_S = 30.0
 _LOOK_S = 5.0
-# Where a batch may hang in a bus error
+# The interval of the checks if a batch may hang in a bus error
 _REGIONS_LOOK_S = 1.0
 
 # The operator's limit for one `execute` of a model
@@ -53,9 +53,9 @@ _SEGMENTATION_FAULT = 1 << (signal.SIGSEGV - 1)
 
 
 class ExecutionWatch:
-    """The watch over one stub. `on_idle` is called when the stub has had nothing to do for a while.
+    """The watch over one stub. `on_idle` is called when the stub has been idle for a while.
 
-    With `regions` it may be given shared memory of clients.
+    With `regions` the stub may get shared memory of clients.
     """
 
     def __init__(self, process: StubProcess, work: StubWork, regions: bool, on_idle: Callable[[], None]) -> None:
@@ -66,19 +66,19 @@ class ExecutionWatch:
         self._limit_s = 0.0
         self._longest_pause_s = _REGIONS_LOOK_S if regions else _LOOK_S
         self._has_regions = regions
-        # The threads that were in the handler of a bus error at the last look
+        # The threads that were in the handler of a bus error at the last check
         self._in_handler: frozenset[int] = frozenset()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._batches = 0
-        # The batch that runs, since when it has been seen to, and when it was mentioned
+        # The running batch, since when it has been seen, and when it was mentioned
         self._number = 0
         self._since = self._mentioned = 0.0
-        # It sleeps until there is a batch.
+        # The watch sleeps until there is a batch.
         work.on_batch = self._look
 
     def limit(self, seconds: float) -> None:
-        """No batch may take longer from now on; 0 for no limit."""
+        """Sets the longest time of a batch; 0 for no limit."""
         self._limit_s = seconds
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class ExecutionWatch:
             )  # fmt: skip
 
     def _ends_hanging(self) -> bool:
-        """Ends the stub if a thread of it has been in the handler of a bus error at the last look, and still is."""
+        """Ends the stub if a thread was in the handler of a bus error at the last check, and still is."""
         before, self._in_handler = self._in_handler, threads_in_handler(self._process.pid)
         if before & self._in_handler:
             self._process.condemn(_HANGS)
@@ -155,20 +155,20 @@ def execute_timeout(config: Any, default_s: float) -> float:
 
 
 def threads_in_handler(pid: int) -> frozenset[int]:
-    """The threads of a process that are in their handler of SIGBUS; none for one that is gone."""
+    """The threads of a process that are in their SIGBUS handler; none for a process that is gone."""
     found = set()
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             held_back = _held_back(f"/proc/{pid}/task/{thread}/status")
             if held_back & _BUS_ERROR and not held_back & _SEGMENTATION_FAULT:
                 found.add(int(thread))
-    except OSError:  # it ends just now
+    except OSError:  # the process is just ending
         return frozenset()
     return frozenset(found)
 
 
 def _held_back(path: str) -> int:
-    """The signals that a thread holds back, as a set of bits; none for one that is gone."""
+    """The signals that a thread blocks, as a set of bits; none for a thread that is gone."""
     try:
         with open(path, "rb", buffering=0) as status:
             _, _, rest = status.read().partition(b"\nSigBlk:\t")

@@ -1,9 +1,9 @@
 """How a stub comes to serve its model: stage by stage, over the control socket.
 
-The stub imports its model ("imported"), then either completes the model's configuration and ends ("completed"), or
-initializes the model ("ready"). A stage that fails says why ("failed"); a stub that dies instead leaves its cause of
-death and the end of its stderr in the error. No stage has a time limit, as upstream has none (a model may load for an
-hour); one that takes long is mentioned in the log.
+The stub imports its model ("imported"). Then it either completes the model's configuration and ends ("completed"), or
+initializes the model ("ready"). A failed stage reports its reason ("failed"). If the stub dies instead, the error has
+its cause of death and the end of its stderr. No stage has a time limit, as upstream has none (a model may load for an
+hour); a long stage is mentioned in the log.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _PATIENCE_S = 30.0
 
 
 class Handshake:
-    """The handshake of one stub. `facts` are what it told with "imported"; `checks_readiness` says whether its model
-    has `is_ready`."""
+    """The handshake of one stub. `facts` came with "imported"; `checks_readiness`: the model has `is_ready`."""
 
     def __init__(self, process: StubProcess, environment: Environment, health: Health) -> None:
         self.facts: dict[str, Any] = {}
@@ -33,25 +32,25 @@ class Handshake:
         self._process = process
         self._environment = environment
         self._health = health
-        # What the stub has told; None when it is gone
+        # The stub's messages about stages; None when the stub is gone
         self._stages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._death = ""
         self._died_while = ""
 
     async def imported(self) -> bool:
-        """Waits until the model is imported; whether its class has `auto_complete_config`. Raises ServeError."""
+        """Waits for the import. Returns whether the model's class has `auto_complete_config`. Raises ServeError."""
         self.facts = await self._stage("imported", "importing its model")
         return bool(self.facts["completes_config"])
 
     @property
     def serves_after_completion(self) -> bool:
-        """Whether the stub goes on when it has completed a configuration. Known when it has imported."""
+        """Whether the stub goes on after it has completed a configuration. Known once it has imported."""
         return bool(self.facts.get("serves_after_completion"))
 
     async def complete(self, model: str, config_json: str) -> str:
-        """Has the model complete its configuration (JSON in, JSON out). Raises ServeError.
+        """Lets the model complete its configuration (JSON in, JSON out). Raises ServeError.
 
-        The stub ends with that, unless it `serves_after_completion`.
+        After that the stub ends, unless it `serves_after_completion`.
         """
         self._process.send("complete", model=model, config=config_json)
         answer = await self._stage("completed", "in auto_complete_config")
@@ -61,7 +60,7 @@ class Handshake:
     async def initialize(self, instance: str, arguments: dict[str, str], outputs: list[str], decoupled: bool) -> None:
         """Initializes the model; after that the stub takes batches. Raises ServeError.
 
-        The instance may have another name than the stub was started with, now that the configuration is complete.
+        With the completed configuration, the instance may have another name than at the start of the stub.
         """
         self._process.rename(instance)
         self._process.send(
@@ -75,13 +74,12 @@ class Handshake:
         self.checks_readiness = answer["checks_readiness"]
 
     def on_message(self, message: dict[str, Any]) -> None:
-        """Takes what the stub tells of a stage."""
         self._stages.put_nowait(message)
 
     def on_death(self, cause: str) -> None:
         """The stub is gone, and the code that waits for a stage gets an error."""
         self._death = cause
-        self._died_while = self._health.state()[0]  # its segment may be given away before anybody asks
+        self._died_while = self._health.state()[0]  # its segment may soon belong to another stub
         self._stages.put_nowait(None)
 
     async def _stage(self, kind: str, doing: str) -> dict[str, Any]:
@@ -95,7 +93,7 @@ class Handshake:
         if message is None:
             tail = process.stderr_text()
             if self._died_while == "booting":
-                # It was not the model: its code has not been reached.
+                # The model is not the cause: its code was not reached.
                 cause = f"{self._death} (pid {process.pid})"
                 cause = await asyncio.to_thread(explain, self._environment, cause, tail)
                 raise internal(f"Stub process '{process.name}' cannot be started: {cause}")

@@ -1,8 +1,8 @@
 """One instance of a model: keeps a stub alive for it.
 
-An instance is starting, ready, asleep (without a stub until somebody asks), waiting to restart, failed (its stub died
-too often), draining (it finishes what it has) or stopped. Its owner hears of results and deaths at once; restarts
-happen by themselves.
+An instance is starting, ready, asleep (without a stub until the next request), waiting to restart, failed (its stub
+died too often), draining (it finishes its work) or stopped. Its owner is told of results and deaths at once; restarts
+happen without the owner.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class InstanceState(enum.Enum):
 
 
 _FINE = (InstanceState.READY, InstanceState.ASLEEP)
-# A stub that ends in one of these was meant to
+# The end of a stub in one of these states is intended
 _ENDING = (InstanceState.DRAINING, InstanceState.STOPPED, InstanceState.ASLEEP)
 
 
@@ -60,7 +60,7 @@ class InstanceOwner(Protocol):
     ) -> None: ...
 
     def on_given_up(self) -> None:
-        """An instance that has died could not be started again, and is not tried again."""
+        """A dead instance could not be started again, and will not be tried again."""
 
 
 class Instance:
@@ -84,15 +84,15 @@ class Instance:
         self.policy = policy
         self.last_error = ""
         self.restarts = 0
-        # Whether its stub runs other files than those that its model's identity stands for
+        # Whether its stub runs other files than those of its model's identity
         self.differs = False
         self._launch = launch
         self._owner = owner
         self._ready_at: float | None = None
         self._restart: asyncio.Task[None] | None = None
-        # Whether it is started anew when it dies
+        # Whether the instance is started again after a death
         self._wanted = True
-        # While it leaves: set when it has nothing more to do
+        # While it leaves: set when it has no more work
         self._drained: asyncio.Event | None = None
 
     async def start(self) -> None:
@@ -109,7 +109,7 @@ class Instance:
         await self._end_stub(timeout_s)
 
     async def wake(self) -> None:
-        """As `start`, for an instance that sleeps. Where it raises, the start is tried again as after a death."""
+        """As `start`, for a sleeping instance. If it raises, the start is tried again as after a death."""
         try:
             await self.start()
         except Exception as raised:
@@ -131,7 +131,7 @@ class Instance:
 
     @property
     def takes_work(self) -> bool:
-        """Whether work that it is given now has a chance to be executed."""
+        """Whether new work has a chance to be executed."""
         return self.stub is not None and self._drained is None and not self.stub.work.over
 
     def cancel(self, request: Request) -> None:
@@ -139,7 +139,6 @@ class Instance:
             self.stub.work.cancel(request)
 
     def why_not_ready(self) -> str:
-        """Empty if the instance is ready or sleeps, else the reason for people."""
         if self.state in _FINE:
             return ""
         if self.state is InstanceState.STARTING:
@@ -155,29 +154,28 @@ class Instance:
 
     @property
     def waiter(self) -> Waiter | None:
-        """The instance as one that calls may wait for; None if it takes none, now and later."""
+        """The instance as the target of calls; None if it takes no calls, now or later."""
         if self.passive or self.state is InstanceState.FAILED or self.state is InstanceState.STOPPED:
             return None
         return waiting.Starting(self.name) if self.stub is None else self.stub.work
 
     @property
     def checks_readiness(self) -> bool:
-        """Whether its model defines `is_ready`."""
         return self.stub is not None and self.stub.handshake.checks_readiness
 
     async def ask_whether_ready(self) -> str:
-        """As `why_not_ready`, with what the model's `is_ready` says; how long to wait is the caller's business."""
+        """As `why_not_ready`, with the answer of the model's `is_ready`. The caller limits the wait."""
         if self.stub is None:
             return self.why_not_ready()
         ready, reason = await self.stub.is_ready()
         return "" if ready else reason
 
     def memory(self) -> int:
-        """Bytes that belong to its stub's processes alone."""
+        """Bytes that only its stub's processes use."""
         return self.stub.health.memory() if self.stub is not None else 0
 
     def facts(self) -> InstanceFacts:
-        """What is to be told of it now. Reads the kernel's count of its memory, some 15 µs."""
+        """Its current facts. Reads the kernel's count of its memory, some 15 µs."""
         stub = self.stub
         error = self.why_not_ready()
         if stub is None:
@@ -196,13 +194,13 @@ class Instance:
         )
 
     def part(self) -> None:
-        """Goes on with what belongs to it, and with batches of that, until `drain`; is not restarted."""
+        """Goes on with its own sequences, and with batches of these, until `drain`; is not restarted."""
         self._wanted = False
         if self._restart is not None:
             self._restart.cancel()
 
     def drain(self) -> None:
-        """Takes no batch any more, and is not restarted."""
+        """Takes no more batches, and is not restarted."""
         self.state = InstanceState.DRAINING
         self._drained = asyncio.Event()
         if self._restart is not None:
@@ -210,7 +208,7 @@ class Instance:
         self._look_for_end()
 
     async def drained(self) -> None:
-        """Waits until an instance that drains has answered all that it had."""
+        """Waits until a draining instance has answered all of its requests."""
         assert self._drained is not None
         await self._drained.wait()
 
@@ -230,7 +228,7 @@ class Instance:
         if self.stub is not None and not await self.stub.stop(timeout_s):
             log.warning("stub '%s' did not finish within %.1f s and was killed", self.name, timeout_s)
 
-    # What the stub tells
+    # Reports of the stub
 
     def on_results(self, results: Results) -> None:
         if self.differs:
@@ -282,7 +280,7 @@ class Instance:
 
     async def _launched(self) -> Stub:
         stub = await self._launch(self)
-        if stub.death is not None:  # between its last word and this line
+        if stub.death is not None:  # between its last message and this line
             raise unhealthy(self.name, stub.death, stub.pid)
         return stub
 
@@ -309,7 +307,7 @@ class Instance:
         self._owner.on_given_up()
 
     def _delay_after(self, error: ServeError) -> float | None:
-        """Seconds until a start that has failed is tried again, None if it is not."""
+        """Seconds until a failed start is tried again, None for no further try."""
         delay = self.policy.next_delay(None, time.monotonic())
         if delay is None:
             log.error("start of instance '%s' failed and is not tried again: %s", self.name, error.log_message)
@@ -321,7 +319,7 @@ class Instance:
         if isinstance(raised, ServeError):
             error = raised
         else:
-            # Whatever it is, it must not leave an instance that is neither restarted nor given up.
+            # No exception may leave an instance that is neither restarted nor given up.
             log.error("unexpected error while instance '%s' was started", self.name, exc_info=raised)
             error = internal(f"unexpected error: {raised!r}")
         self.last_error = error.message

@@ -1,7 +1,7 @@
-"""The process that ends what models have started when the server is gone (`janitor_program`), as the server has it.
+"""The server's side of the janitor (`janitor_program`): the process that cleans up after the end of the server.
 
-It is told of every stub, and started again should somebody end it. A person who ends both at the same moment with
-SIGKILL gets what the models have started left over.
+The janitor is told of every stub, and is started again if it is ended from outside. If server and janitor are both
+killed at the same moment, the processes that models have started remain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger("stubserve.instances")
 
 
 class Janitor:
-    """The janitor of one server. `variables` mark what belongs to it, and are to be in the environment of its stubs."""
+    """The janitor of one server. `variables` mark its processes; the environment of its stubs must have them."""
 
     def __init__(self) -> None:
         mark = secrets.token_hex(8)
@@ -36,7 +36,6 @@ class Janitor:
         self._failed = False
 
     def adopt(self, pid: int) -> None:
-        """A stub has been started."""
         self._stubs.add(pid)
         if self._process is None:
             self._start()
@@ -44,12 +43,12 @@ class Janitor:
             self._tell(f"+{pid}\n")
 
     def forget(self, pid: int) -> None:
-        """A stub is gone, and its number may be given to another process."""
+        """A stub is gone, and its number may go to another process."""
         self._stubs.discard(pid)
         self._tell(f"-{pid}\n")
 
     async def stop(self) -> None:
-        """The server is about to end, and its stubs have: waits until nothing is left of them, for some seconds."""
+        """For the end of the server, after its stubs: waits for some seconds until no process of theirs is left."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -65,10 +64,10 @@ class Janitor:
 
     def _start(self) -> None:
         command = [sys.executable, "-I", "-S", janitor_program.__file__, self._mark]
-        # Of the server's variables, which models can read of it, it needs what its interpreter may need.
+        # Models can read this process's variables, so it gets only those that its interpreter may need.
         variables = {name: value for name, value in os.environ.items() if name in _NEEDED}
         try:
-            # A session of its own: what ends the server by way of its terminal or its group is for the server.
+            # A session of its own: signals to the server's terminal or group must not end the janitor.
             self._process = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, start_new_session=True)
             self._pidfd = os.pidfd_open(self._process.pid)
         except OSError as error:
@@ -86,12 +85,11 @@ class Janitor:
     def _tell(self, text: str) -> None:
         if self._process is not None:
             assert self._process.stdin is not None
-            # What it is not told it has no more use for: it is dead, and the next one is told everything.
+            # A janitor that cannot be told is dead, and the next one is told everything.
             with contextlib.suppress(OSError):
                 os.write(self._process.stdin.fileno(), text.encode())
 
     def _on_death(self) -> None:
-        """Somebody has ended it."""
         process, self._process = self._process, None
         assert process is not None
         assert process.stdin is not None

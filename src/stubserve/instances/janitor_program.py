@@ -1,13 +1,13 @@
-"""The janitor: ends what models have started when the server is gone, however it went.
+"""The janitor: ends the processes that models have started, once the server is gone for any reason.
 
-A stub dies with the server (the kernel sees to that), but not what its model has started: processes of a pool, servers,
-daemons. They cannot be found by their parents any more, for they have got another at that moment. What they keep is the
-session that their stub led, unless they have made their own, and a variable of their environment with a mark that is
-this server's alone. Everything with one of these is killed, with its descendants, until nothing is left.
+The kernel ends a stub with the server, but not the processes that its model has started: pools, servers, daemons. They
+cannot be found by their parents any more, for they have got another parent at that moment. They keep the session that
+their stub led, unless they have made their own, and a variable in their environment with this server's mark. All
+processes with one of these are killed, with their descendants, until none is left.
 
-It is a program of its own, with nothing but the interpreter (`-I -S`) and no import that is not built in but `os`, so
-it has 3 MiB of its own (9 resident) and has started after 10 ms. Its only argument is the mark. On stdin come the
-process numbers of stubs, `+1234` and `-1234`, a line each; the end of stdin is the end of the server.
+It is a program of its own, with only the interpreter (`-I -S`) and `os` besides built-in imports, so it has 3 MiB of
+its own (9 resident) and starts in 10 ms. Its only argument is the mark. On stdin come the process numbers of stubs,
+`+1234` and `-1234`, a line each; the end of stdin is the end of the server.
 """
 
 import os
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def find(mark: bytes, stubs: "set[int]") -> "set[int]":
-    """The processes that live and have the mark or were in a session or group of one of the stubs; with descendants."""
+    """The live processes with the mark, or from a session or group of one of the stubs; with descendants."""
     children: dict[int, list[int]] = {}
     found = set()
     own = os.getpid()
@@ -60,7 +60,7 @@ def find(mark: bytes, stubs: "set[int]") -> "set[int]":
                 if mark in file.read().split(b"\0"):
                     found.add(process)
         except (OSError, ValueError):
-            continue  # it has just ended, or is somebody else's
+            continue  # the process has just ended, or belongs to another user
     more = list(found)
     while more:
         for child in children.get(more.pop(), ()):
@@ -71,7 +71,7 @@ def find(mark: bytes, stubs: "set[int]") -> "set[int]":
 
 
 def kill_all(processes: "set[int]") -> bool:
-    """Kills all of them; whether there were any."""
+    """Kills all processes. Returns whether there were any."""
     for process in processes:
         try:
             os.kill(process, _SIGKILL)

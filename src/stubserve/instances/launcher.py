@@ -22,9 +22,9 @@ from stubserve.model_config.complete import InstanceSpec
 class Program:
     """What a stub runs: a backend; for Python a file too, its module's name, and folders for the end of `sys.path`.
 
-    `file` is None for a backend that is built in and needs none. `runtime` is what the served configuration says;
-    `default_environment` is the packed environment that a backend written in Python brings along, for models that name
-    none. `settings` are what --backend-config says to the backend.
+    `file` is None for a built-in backend without a file. `runtime` comes from the served configuration.
+    `default_environment` is the packed environment of a backend written in Python, for models that name none.
+    `settings` are the --backend-config values for the backend.
     """
 
     file: Path | None
@@ -40,10 +40,10 @@ class Program:
 class StubOptions:
     """How the stubs of a model run.
 
-    With `terminal` one has the server's terminal, for a debugger. `threads` limits onnxruntime's threads (0: not at
-    all); for other libraries the environment's variables do. `execute_timeout_s` is how long an `execute` may take
-    where the model does not say (0: as long as it likes); `check_outputs` is which answers are compared with the
-    configuration: never, first or always.
+    With `terminal` one stub has the server's terminal, for a debugger. `threads` limits onnxruntime's threads (0: no
+    limit); the environment's variables limit other libraries. `execute_timeout_s` is the limit of an `execute` if the
+    model sets none (0: no limit); `check_outputs` is which answers are compared with the configuration: never, first or
+    always.
     """
 
     terminal: bool = False
@@ -113,7 +113,7 @@ class Launcher:
 def initialize_arguments(
     spec: InstanceSpec, model: str, config_json: str, model_dir: Path, version: str
 ) -> dict[str, str]:
-    """What `initialize` is given, exactly these seven."""
+    """The seven arguments of `initialize`."""
     return {
         "model_config": config_json,
         "model_instance_kind": spec.kind,
@@ -129,7 +129,7 @@ _LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: logging.DEB
 
 
 def log_from_stub(message: dict[str, Any]) -> None:
-    """Writes a line that a model logged as if it were the server's, with the model's file and line."""
+    """Writes a model's log line as if it were the server's, with the model's file and line."""
     logger = logging.getLogger("stubserve.model")
     level = _LEVELS[message["level"]]
     if logger.isEnabledFor(level):

@@ -1,7 +1,7 @@
-"""The metrics that one stub's model has made: the numbers by which the stub calls them, and what it does to them.
+"""The metrics that one stub's model has made, by the stub's numbers, and the changes to them.
 
-A stub tells of changes without waiting and asks only for what it needs to know: whether a family or metric can be
-made, and a metric's value. All of it travels over the control socket in order.
+A stub reports changes without waiting. It asks only whether a family or metric can be made, and for a metric's value.
+All of it travels over the control socket in order.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class StubMetrics:
             self._close(message["family"])
             return
         series = self._series.get(message["metric"])
-        if series is not None:  # else its family has just died on another thread
+        if series is not None:  # else its family has just ended in another thread
             self._change(series, message["change"], message["value"])
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a question that begins with `metric`: its "value", or the "error" why there is none."""
+        """The answer to a question that begins with `metric`: its "value", or the reason for none as "error"."""
         question = message["question"]
         try:
             if question == "metric_family":
@@ -55,7 +55,7 @@ class StubMetrics:
         return {"value": None}
 
     def close(self) -> None:
-        """The stub is gone, and what it alone had made goes with it."""
+        """The stub is gone. Removes the metrics that only this stub had."""
         for number in list(self._families):
             self._close(number)
 

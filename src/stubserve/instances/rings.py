@@ -1,14 +1,14 @@
-"""What the parent tells a stub: batches through one ring, and answers to requests of its model through another.
+"""Messages to a stub: batches through one ring, and answers to requests of its model through another.
 
-A message that is too long for its ring lies in the arena, and the ring has its place. The two rings differ in what
-becomes of a message for which there is no room:
+A message that is too long for its ring lies in the arena, and the ring has its place. The two rings treat a message
+without room differently:
 
-- Whoever hands a batch out hears whether the stub has got it. There is room for all that may be in flight, so a ring
-  without room is one that the stub, or its model, has written over. Writing a batch and telling of it are two things,
-  because the doorbell is a system call, and one tells of all batches that are handed out together.
-- Answers are read by whoever waits for them in the stub, and nobody may wait for a while: a model does what it likes
-  between two answers. The parent can neither wait for room nor throw answers away. So what the ring has no room for is
-  kept, in order, and tried again.
+- The sender of a batch learns whether the stub has got it. There is room for all batches that may be in flight, so a
+  ring without room has been overwritten by the stub, or its model. Writing a batch and announcing it are separate,
+  because the doorbell is a system call, and one announces all batches that are handed out together.
+- Answers are read by the waiting code in the stub, and for a while there may be none: a model does what it likes
+  between two answers. The parent can neither wait for room nor drop answers. So answers without room are kept, in
+  order, and tried again.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from stubserve.memory.regions import RegionSpan
 from stubserve.memory.server_memory import Memory
 from stubserve.memory.stub_memory import StubMemory
 
-# Many batches may be in flight (`schedulers.depth`). The ring has room for two records of any size, and beside them for
-# as many of up to this size as there can be; what is longer goes through the arena.
+# Many batches may be in flight (`schedulers.depth`). The ring has room for two records of any size, and for all others
+# up to this size; longer ones go through the arena.
 _CROWDED = 2
 _CROWDED_RECORD = 4 << 10
 
-# From this size on, moving a request's bytes takes longer than a stub would look for the next one. Those in a client's
-# shared memory are not moved.
+# From this size on, moving a request's bytes takes longer than a stub would look for its next message. Bytes in a
+# client's shared memory are not moved.
 _LARGE_BYTES = 128 << 10
 
 _RETRY_S = 0.001
 
 
 def _spilled(message: bytes, memory: Memory) -> tuple[bytes, Block]:
-    """The record in place of a message, and the block that the message lies in. Raises ServeError (503)."""
+    """The record in place of a message, and the block with the message. Raises ServeError (503)."""
     block = memory.store(message)
     return messages.pack_spilled(InArena(block.offset, block.nbytes)), block
 
@@ -51,7 +51,7 @@ class RequestRing:
     """The request ring of one stub, which is called `stub`. `in_flight` are the batches that the stub has.
 
     `words` are the parent's in its segment, `memory` the server's memory. `on_broken` is called when the stub has
-    written over its side of the ring: nothing can be sent to it any more.
+    overwritten its side of the ring: no further message can be sent.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RequestRing:
         self._in_flight = in_flight
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
-        # How many records the stub has been told of, and whether it will be told of more in this turn
+        # How many records have been announced, and whether more will be in this turn
         self._announced = 0
         self._announcement_is_due = False
         self._closed = False
@@ -78,10 +78,10 @@ class RequestRing:
     def put(self, message: bytes, requests: Sequence[Request] = ()) -> Block | None:
         """Writes a message, that of a batch with these requests.
 
-        Returns the block that it lies in where that is not the ring. Where it raises ServeError, which it does (503)
-        when there is no memory for the message, the stub has not got it.
+        Returns the message's block if it is not in the ring. After a ServeError, which is raised (503) when there is no
+        memory for the message, the stub has not got it.
         """
-        # Whether the stub may look for the next one (`stubserve_stub.runtime.patience`)
+        # Whether the stub may look for its next message (`stubserve_stub.runtime.patience`)
         alone = len(requests) == 1 and self._memory.stubs_at_work == 0
         if alone:
             for tensor in requests[0].inputs:
@@ -104,7 +104,7 @@ class RequestRing:
         return block
 
     def announce(self) -> None:
-        """Tells the stub of what has been written."""
+        """Tells the stub that messages have been written."""
         self._announcement_is_due = False
         count = 0 if self._closed else self._ring.announce()
         if count:
@@ -112,7 +112,7 @@ class RequestRing:
             self._words[layout.ANNOUNCED] = self._announced
 
     def announce_soon(self) -> None:
-        """Tells the stub at once if it has nothing else to execute, else of all that this turn of the loop brings."""
+        """Announces at once if the stub has nothing else to execute, else with all messages of this turn."""
         if self._ring.unannounced == len(self._in_flight):
             self.announce()
         elif not self._announcement_is_due:
@@ -120,14 +120,14 @@ class RequestRing:
             self._loop.call_soon(self.announce)
 
     def close(self) -> None:
-        """The stub is to be told of nothing any more."""
+        """Stops all announcements."""
         self._closed = True
 
 
 class AnswerRing:
     """The answer ring of one stub. `memory` are its accounts, `shared` the server's memory.
 
-    `on_broken` is called when the stub has written over its side of the ring: nothing can be sent to it any more.
+    `on_broken` is called when the stub has overwritten its side of the ring: no further message can be sent.
     """
 
     def __init__(self, ring: RingWriter, memory: StubMemory, shared: Memory, on_broken: Callable[[], None]) -> None:
@@ -135,13 +135,13 @@ class AnswerRing:
         self._memory = memory
         self._shared = shared
         self._on_broken = on_broken
-        # What the ring had no room for
+        # Answers that found no room in the ring
         self._overflow: collections.deque[tuple[bytes, int]] = collections.deque()
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
 
     def send(self, number: int, final: bool, wire: WireResponse | None) -> None:
-        """An answer to the call of this number, None for nothing but the end."""
+        """Sends an answer to the call of this number; None for only the final flag."""
         frees = self._memory.take_frees()
         message, flags = messages.pack_answer(number, final, wire, frees), 0
         if len(message) > MAX_RECORD:
@@ -151,7 +151,7 @@ class AnswerRing:
                 self._memory.keep_frees(frees)
                 self.send(number, final, ((full.message, int(full.code)), (), None))
                 return
-            # The stub lets go of the message as it does of an output.
+            # The stub releases the message as it releases an output.
             self._memory.hold(block.offset, block.whole())
             block.drop()
             flags = SPILLED
@@ -162,7 +162,6 @@ class AnswerRing:
         self._announce()
 
     def close(self) -> None:
-        """The stub is gone."""
         self._closed = True
         if self._retry is not None:
             self._retry.cancel()
@@ -172,7 +171,7 @@ class AnswerRing:
         try:
             return self._ring.put(message, flags)
         except RingBroken:
-            # A call that waits for an answer has no part in a broken ring, and would wait for ever.
+            # A waiting call does not notice a broken ring, and would wait for ever.
             self._on_broken()
             return False
 

@@ -18,19 +18,19 @@ log = logging.getLogger("stubserve.instances")
 
 
 class ControlForModels:
-    """Model control as stubs see it; this is the one where there is none. Both methods raise ServeError."""
+    """Model control as stubs see it. This base class is for servers without it. Both methods raise ServeError."""
 
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
-        """Loads a model, with this configuration (JSON) if there is one, made of these files if there are any."""
+        """Loads a model, with this configuration (JSON) and these files if given."""
         raise no_model_control()
 
     async def unload(self, name: str, dependents: bool = False) -> None:
-        """Lets a model go, and with `dependents` the members of an ensemble; does not wait until it is gone."""
+        """Unloads a model, and with `dependents` the members of an ensemble; does not wait for the end."""
         raise no_model_control()
 
 
 def no_model_control() -> ServeError:
-    """Upstream's words, also where nothing polls."""
+    """Upstream's text, also for servers that do not poll."""
     return unavailable("explicit model load / unload is not allowed if polling is enabled")
 
 
@@ -38,8 +38,8 @@ def no_model_control() -> ServeError:
 class Services:
     """What a stub's model may call (`models`), load and unload (`control`), and where its metrics live (`metrics`).
 
-    `janitor` ends what models have started when the server is gone; without one it is left over. `confinement` is what
-    their processes give up. `client_regions` says whether requests may refer to shared memory of clients.
+    `janitor` ends processes of models when the server is gone, None for none. `confinement` takes rights from stubs.
+    `client_regions`: requests may refer to shared memory of clients.
     """
 
     models: ModelFinder
@@ -52,7 +52,7 @@ class Services:
 
 
 async def change_model(control: ControlForModels, wish: dict[str, Any]) -> dict[str, Any]:
-    """Carries out what a model wants; None as "value" when it is done, or why not as "error"."""
+    """Carries out a model's wish. Returns None as "value" when it is done, or the reason for a failure as "error"."""
     try:
         if wish["question"] == "load_model":
             await control.load(wish["model"], wish["config"] or None, wish["files"])
@@ -61,7 +61,7 @@ async def change_model(control: ControlForModels, wish: dict[str, Any]) -> dict[
     except ServeError as error:
         return {"error": error.message}
     except Exception as raised:
-        # The model waits for an answer, and it is no fault of its stub's.
+        # The model waits for an answer, and its stub is not at fault.
         log.exception("unexpected error while a model's request was carried out: %s", wish.get("question"))
         return {"error": f"unexpected error in the server: {raised!r}"}
     return {"value": None}

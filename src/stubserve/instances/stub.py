@@ -1,8 +1,8 @@
-"""One life of a stub, from its start to its death, as the parent drives it.
+"""One life of a stub, from its start to its death, as the parent controls it.
 
-Its parts: `process` (control socket, stderr, death), `handshake` (until the model is initialized), `work` (the requests
-that it has, over its rings). Here they are put together, the model's questions are answered over the control
-socket, and the end is kept in order.
+Its parts: `process` (control socket, stderr, death), `handshake` (until the model is initialized), `work` (its
+requests, over its rings). This module joins them, answers the model's questions over the control socket, and keeps the
+end in order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stubserve.memory.stub_memory import StubMemory
 
 
 class Stub:
-    """A stub process with its rings and memory. `death` is what it died of, None while it lives."""
+    """A stub process with its rings and memory. `death` is its cause of death, None while it lives."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Stub:
         self._on_log = on_log
         self._services = services
         self._gone = asyncio.Event()
-        # Answers to questions of the model that are being looked for
+        # Tasks that answer the model's questions
         self._answering: set[asyncio.Task[None]] = set()
         self._readiness: asyncio.Future[dict[str, Any]] | None = None
         outputs = None
@@ -106,8 +106,8 @@ class Stub:
     async def is_ready(self) -> tuple[bool, str]:
         """Asks the model's `is_ready`: the answer, and the reason of a no.
 
-        There is one question at a time; whoever asks meanwhile waits for the same answer (as upstream). How long to
-        wait is the caller's business: when it gives up, the question stays open.
+        There is one question at a time, and later callers share its answer (as upstream). The caller limits the wait:
+        when it gives up, the question stays open.
         """
         if not self.handshake.checks_readiness:
             return True, ""
@@ -118,7 +118,7 @@ class Stub:
         return answer["ready"], answer["reason"]
 
     async def stop(self, timeout_s: float) -> bool:
-        """Lets the model finalize and the stub end; kills it after `timeout_s`. Whether it ended by itself."""
+        """Lets the model finalize and the stub end; kills it after `timeout_s`. Returns whether it ended by itself."""
         if self.death is not None:
             return True
         try:
@@ -136,7 +136,7 @@ class Stub:
             self._process.kill()
         await self._gone.wait()
 
-    # What the stub tells over the control socket
+    # Messages on the control socket
 
     def _on_message(self, message: dict[str, Any]) -> None:
         kind = message["kind"]

@@ -1,8 +1,8 @@
-"""What a stub writes to its stdout or stderr: passed on to the server's, line by line, with the stub's name in front.
+"""A stub's stdout or stderr, passed on to the server's, line by line, with the stub's name in front.
 
-It is read no faster than the server's own is read (`observability.output`), so a model that floods it waits. A line is
-passed on when it is whole, or after a moment if its end does not come; a long one in pieces. The last part is kept, so
-that an error can quote it.
+It is read no faster than the server's own output is read (`observability.output`), so a model with too much output
+waits. A line is passed on when it is whole, or after a moment if its end does not come; a long one in pieces. The last
+part is kept, so that an error can quote it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from stubserve.observability.output import output
 
 _TAIL_BYTES = 4096
 
-# How long nothing is read of what a stub writes faster than the log is read.
+# The pause in reading when a stub writes faster than the log is read.
 _PAUSE_S = 0.05
 
-# How long a line waits for its end, and what is too long to wait
+# How long a line waits for its end, and the size of a line that does not wait
 _LINE_S = 0.2
 _LONG_LINE = 8192
 
-# More than a pipe holds: whoever else has its other end may write as fast as it is read.
+# More than a pipe holds: another process with its other end may write as fast as this reads.
 _MOST_READS = 64
 
 
 class StubOutput:
-    """Reads `descriptor`, which is closed with it, and has its lines written to `target`.
+    """Reads `descriptor`, which `close` closes, and writes its lines to `target`. For the event loop.
 
-    `name` is the stub's, and may change. For the event loop.
+    `name` is the stub's, and may change.
     """
 
     def __init__(self, descriptor: int, target: int, name: str) -> None:
@@ -44,7 +44,7 @@ class StubOutput:
         self._go_on()
 
     def close(self) -> None:
-        """Passes on what is there now, and reads nothing more: somebody else may keep the other end open for ever."""
+        """Passes on what is there now, and stops reading: another process may keep the other end open for ever."""
         if self._pause is not None:
             self._pause.cancel()
         for _ in range(_MOST_READS):
@@ -62,13 +62,13 @@ class StubOutput:
         self._loop.add_reader(self._descriptor, self._on_data)
 
     def _on_data(self) -> None:
-        """Reads no faster than the server's own output is read; where that stands still, slowly."""
+        """Reads no faster than the server's own output is read; slowly if that stands still."""
         if output.is_full(self._source) or (self._read() and output.is_stuck):
             self._loop.remove_reader(self._descriptor)
             self._pause = self._loop.call_later(_PAUSE_S, self._go_on)
 
     def _read(self) -> bool:
-        """Reads what is there; False at the end of the stream, or when there is nothing now."""
+        """Reads once; False at the end of the stream, or when there is nothing now."""
         try:
             data = os.read(self._descriptor, 1 << 16)
         except BlockingIOError:
@@ -95,6 +95,6 @@ class StubOutput:
             self._pass_on(rest)
 
     def _pass_on(self, lines: bytes) -> None:
-        """Writes lines, of which the last has no end."""
+        """Writes lines; the last has no line end."""
         front = f"[{self.name}] ".encode(errors="backslashreplace")
         output.write(self._target, front + lines.replace(b"\n", b"\n" + front) + b"\n", self._source)

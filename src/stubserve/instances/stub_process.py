@@ -1,11 +1,11 @@
 """One stub as an operating-system process: started with its descriptors, watched, its stderr kept, ended.
 
-Death is noticed through a pidfd in the event loop: at once, without polling and without SIGCHLD. What the stub writes
-to stdout and stderr is passed on to the server's (`stub_output`).
+A pidfd in the event loop reports the death at once, without polling and without SIGCHLD. The stub's stdout and stderr
+are passed on to the server's (`stub_output`).
 
-What comes from a stub is a model's work, and a model may write to descriptors that are not its own, close them, or
-become another program. So nothing here trusts what it reads: a stub that cannot be talked to any more is ended
-(`condemn`), which fails its requests and starts it anew.
+A model may write to descriptors that are not its own, close them, or become another program. So nothing here trusts
+what it reads: a stub that cannot be talked to any more is ended (`condemn`), which fails its requests and starts it
+anew.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from stubserve.environments.environment import Environment
 from stubserve.instances.death import cause_of_death, oom_kills
 from stubserve.instances.stub_output import StubOutput
 
-# More than a socket holds, in reads: whoever else has its other end may write as fast as it is read.
+# More than a socket holds, in reads: another process with its other end may write as fast as this reads.
 _MOST_READS = 64
 
-# A process that ends closes its descriptors first, and is gone at once.
+# An ending process closes its descriptors first, and is gone at once.
 _ENDING_S = 1.0
 
 _PAGE_BYTES = resource.getpagesize()
 _NAMES = {0: "booting", 1: "loading", 2: "idle", 3: "executing", 4: "finalizing"}
 
-# For `subprocess`, which can say it in C from Python 3.11 on
+# For `subprocess`, which does this in C from Python 3.11 on
 _OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
 
 log = logging.getLogger("stubserve.stub")
@@ -48,10 +48,10 @@ log = logging.getLogger("stubserve.stub")
 class StubProcess:
     """A running stub.
 
-    `on_message` gets each control message, `on_death` is called once with the cause when the process is gone and its
-    last messages and output have been read. `doorbell_out` wakes the stub, `answer_doorbell` whoever waits in it for an
-    answer to a request of its model; `doorbell_in` is the event loop's to watch. `variables` are more of its
-    environment, `inherited` more of its descriptors.
+    `on_message` gets each control message. `on_death` is called once with the cause when the process is gone and its
+    last messages and output have been read. `doorbell_out` wakes the stub, `answer_doorbell` wakes its threads that
+    wait for an answer to a model's request; the event loop watches `doorbell_in`. `variables` are added to its
+    environment, `inherited` to its descriptors.
 
     Raises OSError if no process can be started, or there is no descriptor left for it.
     """
@@ -67,7 +67,6 @@ class StubProcess:
         variables: Mapping[str, str] | None = None,
         inherited: Sequence[int] = (),
     ) -> None:
-        # The name of its instance
         self.name = name
         self._on_message = on_message
         self._on_death = on_death
@@ -80,7 +79,7 @@ class StubProcess:
         self._terminal = terminal
         self._oom_kills_before = oom_kills()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            # Any of these may find no descriptor left.
+            # Each of these may find no free descriptor.
             self.doorbell_out, self.doorbell_in, self.answer_doorbell = doorbells = [
                 _eventfd(flags, ours) for flags in (0, os.EFD_NONBLOCK, 0)
             ]
@@ -104,10 +103,10 @@ class StubProcess:
                 stdout=stdout,
                 stderr=stderr,
                 pass_fds=(arena, control.fileno(), *doorbells, *inherited),
-                # A group of its own, so that what the model has started can be ended with it, but no session: Linux
+                # A group of its own, so that the processes of the model can be ended with it. But no session: Linux
                 # schedules a session as one (autogroup), so beside busy neighbours a stub that the server has woken
-                # would wait behind all other sessions. A stub that is being debugged stays in the terminal's group, or
-                # it could not read from it.
+                # would wait behind all other sessions. A debugged stub stays in the terminal's group, or it could not
+                # read from the terminal.
                 **({} if terminal else _OWN_GROUP),
                 **environment.user,
             )
@@ -120,7 +119,7 @@ class StubProcess:
         self._loop.add_reader(self._control, self._read_control)
 
     def rename(self, name: str) -> None:
-        """Its instance may get another name when the model has completed its configuration."""
+        """The instance may get another name when the model has completed its configuration."""
         self.name = name
         for read in self._outputs:
             read.name = name
@@ -135,11 +134,11 @@ class StubProcess:
             self._flush()
 
     def control_fileno(self) -> int:
-        """The descriptor on which its messages come in."""
+        """The descriptor for its messages."""
         return self._control.fileno()
 
     def read_messages(self) -> None:
-        """Takes what the stub has sent by now, rather than when the event loop gets to it."""
+        """Takes the messages of the stub now, without waiting for the event loop."""
         if not self._dead:
             _exhaust(self._read_control)
 
@@ -149,14 +148,14 @@ class StubProcess:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def condemn(self, why: str) -> None:
-        """Ends the process because there is no talking to it any more; `why` goes into the cause of its death."""
+        """Ends the process because it cannot be talked to any more; `why` goes into the cause of its death."""
         if not self._dead and not self._condemned:
             self._condemned = why
             self._loop.remove_reader(self._control)
             self.kill()
 
     def close_doorbells(self) -> None:
-        """For the owner, when it watches and rings them no more."""
+        """For the owner, once it neither watches nor rings them."""
         for doorbell in (self.doorbell_in, self.doorbell_out, self.answer_doorbell):
             os.close(doorbell)
 
@@ -173,11 +172,11 @@ class StubProcess:
             self._loop.add_writer(self._control, self._flush)
             return
         except OSError:
-            self._outbox.clear()  # the stub has just died; the pidfd will say so
+            self._outbox.clear()  # the stub has just died; the pidfd will report it
         self._loop.remove_writer(self._control)
 
     def _read_control(self) -> bool:
-        """Reads what is there; False at the end of the stream or when there is nothing now."""
+        """Reads once; False at the end of the stream or when there is nothing now."""
         try:
             data = self._control.recv(1 << 16)
         except BlockingIOError:
@@ -207,7 +206,7 @@ class StubProcess:
             self._ending.cancel()
         self._loop.remove_reader(self._pidfd)
         if not self._terminal:
-            # Before the wait: until then the number of the group cannot be given to another.
+            # Before the wait: until then the group's number cannot go to another group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
@@ -226,10 +225,7 @@ class StubProcess:
 
 
 class Health:
-    """A living stub as it is seen from outside: its health word, and what the kernel counts for it.
-
-    `words` are those that the stub writes in its segment.
-    """
+    """A living stub from outside: the health words in its segment (`words`), and the kernel's counts."""
 
     def __init__(self, pid: int, words: memoryview) -> None:
         self._pid = pid
@@ -237,19 +233,19 @@ class Health:
         self._started = time.monotonic()
 
     def state(self) -> tuple[str, float]:
-        """What the stub says it is doing, and for how many seconds."""
+        """The stub's own report of its state, and for how many seconds it has lasted."""
         since = self._words[layout.HEALTH_SINCE_NS]
         seconds = (time.monotonic_ns() - since) / 1e9 if since else time.monotonic() - self._started
         return _NAMES.get(self._words[layout.HEALTH_STATE], "unknown"), seconds
 
     def memory(self) -> int:
-        """The bytes of memory that are the process's own, 0 when it is gone."""
+        """The bytes of memory that only the process uses, 0 when it is gone."""
         try:
             with open(f"/proc/{self._pid}/statm", "rb", buffering=0) as statm:
                 _, resident, shared, *_ = map(int, statm.read().split())
         except (OSError, ValueError):
             return 0
-        # `shared` is what is backed by a file: libraries, and the arena.
+        # `shared` is memory that is backed by a file: libraries, and the arena.
         return (resident - shared) * _PAGE_BYTES
 
 
@@ -260,7 +256,6 @@ def _eventfd(flags: int, stack: contextlib.ExitStack) -> int:
 
 
 def _exhaust(read: Callable[[], bool]) -> None:
-    """Reads what is there now."""
     for _ in range(_MOST_READS):
         if not read():
             return

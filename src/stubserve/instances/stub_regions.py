@@ -1,8 +1,8 @@
 """Clients' regions on their way to a stub: descriptors, over a socket of their own.
 
-A stub is told of a region before the first batch that refers to it, and gets its descriptor with that: so it needs no
-right to open anything, and runs as whichever user it likes. It is told again when the region is gone, for as long as it
-has the descriptor the memory stays. Without --allow-client-shm there is no such socket.
+A stub gets the descriptor of a region before the first batch that refers to it. So it needs no right to open files, and
+may run as any user. It is also told when the region is gone; until it closes the descriptor the memory stays. Without
+--allow-client-shm there is no such socket.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ log = logging.getLogger("stubserve.instances")
 
 
 class StubRegions:
-    """The regions that one stub has. `theirs` is the stub's end, for whoever starts it. Raises OSError."""
+    """The regions that one stub has. `theirs` is the stub's end of the socket. Raises OSError."""
 
     def __init__(self) -> None:
         self._socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._known: dict[int, weakref.ref[Region]] = {}
-        # Says to the stub that a region is gone
+        # Tells the stub that a region is gone
         self.on_gone: Callable[[int], object] = lambda number: None
 
     def tell(self, request: Request) -> None:
-        """Sees to it that the stub has what a request refers to."""
+        """Makes sure that the stub has the regions of a request."""
         for tensor in request.inputs:
             if isinstance(tensor.span, RegionSpan):
                 self._tell(tensor.span.place.region)
@@ -42,7 +42,6 @@ class StubRegions:
             self._tell(place.region)
 
     def close(self) -> None:
-        """The stub is gone, or was never started."""
         self._known.clear()
         self._socket.close()
         self.theirs.close()
@@ -54,13 +53,13 @@ class StubRegions:
         try:
             socket.send_fds(self._socket, [pack((number, region.start, region.nbytes))], [region.descriptor])
         except OSError as error:
-            # Its request will be answered with an error by the stub, which does not know the region.
+            # The stub does not know the region, and will answer the request with an error.
             log.error("shared memory region '%s' could not be passed on to a stub: %s", region.name, error)
         else:
             self._known[number] = weakref.ref(region, lambda _: self._tell_gone(number))
 
     def _tell_gone(self, number: int) -> None:
-        # The last to refer to it may be a thread, and it may be the end of the server.
+        # The last reference may be in a thread, or at the end of the server.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._gone, number)
 

@@ -1,6 +1,6 @@
-"""The requests that a stub has: those of its batches, and those that senders have yet to answer.
+"""The requests that a stub has: those of its batches, and those that senders will answer later.
 
-A request of a batch that has run stays *open* where its model answers it through a sender, until the final response.
+If its model answers a request through a sender, the request stays *open* after its batch, until the final response.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Key = tuple[int, int]
 class StubRequests:
     """The requests of one stub. `batches` has those that it executes, by number and in the order of execution.
 
-    The inputs that schedulers have added to an open request are held as its own are, until the end.
+    Extra inputs of an open request, from a scheduler, are held until its end, as its own inputs are.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class StubRequests:
         return not self.batches and not self._open
 
     def all(self) -> list[Request]:
-        """All of them, those of batches first."""
+        """All requests, those of batches first."""
         return [*(request for batch in self.batches.values() for request in batch.work.requests), *self._open.values()]
 
     def find(self, key: Key) -> Request | None:
@@ -47,7 +47,7 @@ class StubRequests:
         return self._open.get(key) if batch is None else batch.work.slots[key[1]]
 
     def key_of(self, request: Request) -> Key | None:
-        """Where a request is; None for one that the stub has not got."""
+        """The place of a request; None if the stub does not have it."""
         key = self._keys.get(request)
         if key is None:
             for number, batch in self.batches.items():
@@ -56,14 +56,14 @@ class StubRequests:
         return key
 
     def extras(self, key: Key) -> Sequence[Tensor]:
-        """The inputs that a scheduler has added to this one."""
+        """The extra inputs of this request."""
         batch = self.batches.get(key[0])
         if batch is None:
             return self._extras.get(key, ())
         return batch.extras[key[1]] if batch.extras is not None else ()
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that the stub was given with them."""
+        """All tensors that the stub got with these requests."""
         for batch in self.batches.values():
             yield from batch.tensors()
         for request in self._open.values():
@@ -72,7 +72,7 @@ class StubRequests:
             yield from tensors
 
     def leave_open(self, key: Key, request: Request, extras: Sequence[Tensor]) -> None:
-        """The batch of a request has run, and its answer is yet to come; takes over the hold on its extra inputs."""
+        """The batch of a request has run without its answer. Takes over the hold on its extra inputs."""
         self._open[key] = request
         self._keys[request] = key
         if extras:
@@ -89,7 +89,7 @@ class StubRequests:
             drop_blocks(self._extras.pop(key, ()))
 
     def clear(self) -> tuple[list[Request], list[Request]]:
-        """The stub has none of them any more; returns those without an answer: of batches, and open ones."""
+        """Removes all requests; returns those without an answer: of batches, and open ones."""
         unanswered: list[Request] = []
         for batch in self.batches.values():
             unanswered.extend(batch.unanswered())

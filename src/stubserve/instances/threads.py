@@ -1,13 +1,12 @@
-"""The number of threads that numeric libraries of one instance may start, so that instances do not fight for the cores.
+"""The number of threads that numeric libraries of one instance may start, so that they do not compete for the cores.
 
 OpenMP, MKL and OpenBLAS (and with them numpy, scipy and torch) start one thread per core in every process, and
 onnxruntime does the same in every session. Four instances on eight cores then run thirty-two threads and are slower
 than with eight; a container that may use two cores of sixty-four is slowed down most, because the libraries count
-sixty-four. So an instance gets `cores / instances of its model`, at least one.
 
-Nothing is set where it would change nothing: one instance that may use all cores. Explicit settings go first, in
-this order: the model's parameter THREADS_PER_INSTANCE (0 for no limit); variables that the server's own environment
-has. Of other models nothing is known here: they may be idle.
+Nothing is set if it would change nothing: for one instance that may use all cores. Explicit settings go first, in this
+order: the model's parameter THREADS_PER_INSTANCE (0 for no limit); variables in the server's own environment. Other
+models are not counted: they may be idle.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from stubserve.errors import invalid
 
 PARAMETER = "THREADS_PER_INSTANCE"
 
-# MKL and OpenBLAS go by OMP_NUM_THREADS where their own variable is missing.
+# MKL and OpenBLAS use OMP_NUM_THREADS if their own variable is missing.
 _GENERAL = "OMP_NUM_THREADS"
 _VARIABLES = (_GENERAL, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -30,12 +29,12 @@ _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 def visible_cores() -> int:
-    """The cores that a process sees, which is what the libraries go by."""
+    """The cores that a process sees; the libraries use this number."""
     return len(os.sched_getaffinity(0))
 
 
 def allowed_cores(cpu_max: Path = _CPU_MAX) -> int:
-    """The cores whose time this process gets: those it sees, or the container's share where that is less."""
+    """The cores whose time this process gets: the visible ones, or the container's share if that is less."""
     cores = visible_cores()
     try:
         quota, period = cpu_max.read_text().split()
@@ -65,7 +64,7 @@ def threads_per_instance(
 
 
 def thread_variables(config: Any, threads: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that tell the libraries; those that are set already stay, but for the parameter."""
+    """The environment variables for the libraries. Existing ones stay, unless the model's parameter is set."""
     if not threads:
         return {}
     forced = PARAMETER in config.parameters

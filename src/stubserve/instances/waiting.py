@@ -1,12 +1,12 @@
-"""Which instances wait for which: finding calls that can never be answered.
+"""Which instances wait for which: finds calls that can never be answered.
 
-An instance that executes a batch waits for its blocking calls, for every one of them. A call waits for the instance
-that executes it or, while it is queued, for any instance of its model. An instance without a blocking call goes on by
-itself, and so does one that is being restarted. From these everything is found that can go on; a call of which no
-instance is among that is in a dead end, for ever: instances that wait in a circle have nobody outside to wake them.
+An instance that executes a batch waits for all of its blocking calls. A call waits for the instance that executes it
+or, while it is queued, for any instance of its model. An instance without a blocking call goes on by itself, and so
+does one that is restarting. From these the search finds all instances that can go on. A call with no such instance is
+in a dead end for ever: no instance outside can wake a circle.
 
-Such a circle closes with the blocking call that completes it. So it is enough to look when one begins, and it is always
-the newest call that fails; the others go on, with its error at the end of their chain. It costs a look at the target's
+Such a circle closes with its last blocking call. So the search is needed only when a call begins, and it is always the
+newest call that fails; the others go on, with its error at the end of their chain. It costs a look at the target's
 instances, unless all of them wait.
 """
 
@@ -32,15 +32,15 @@ class Starting:
 
 
 def dead_end(caller: Waiter, model: ServedModel, request: Request | None) -> list[str] | None:
-    """The chain of instances of which each waits for the next, from `caller` on, if its call can never be answered.
+    """The chain of instances from `caller` on, each waiting for the next, if its call can never be answered; else None.
 
-    `request` is the call's if it has been submitted; None if it is about to be. None if nothing is wrong.
+    `request` is the call's if it has been submitted; None if it is about to be.
     """
     first = model.takers(request)
     for taker in first:
         if taker is not caller and not taker.waits_for():
             return None
-    # What each instance waits for: a list of lists, one of whose members must go on for each
+    # For each instance, a list of lists: of each list, one member must go on
     needs: dict[int, list[Sequence[Waiter]]] = {id(caller): [first]}
     free: set[int] = set()
     todo = list(first)

@@ -1,8 +1,7 @@
 """The requests that a stub has: batches out, answers back, over its rings.
 
-Each wake-up takes everything that is there. A request that its model answers through a sender is open until the final
-response, which may come before the result of its batch or long after it; the stub is free for the next batch with the
-result.
+Each wake-up takes all messages. A request that its model answers through a sender is open until the final response,
+which may come before the result of its batch or long after it. With the result the stub is free for the next batch.
 """
 
 from __future__ import annotations
@@ -35,14 +34,13 @@ log = logging.getLogger("stubserve.instances")
 
 _QUESTION = "does its model write to memory of others?"
 
-# What has been executed, and the answers that came of it
+# Executed work, and its answers
 Result = tuple[Work, Sequence[tuple[Request, Response]]]
-# In the order in which it was executed
 Results = Sequence[Result]
 
 
 class WorkOwner(Protocol):
-    """Is told what becomes of a stub's requests."""
+    """Gets the reports about a stub's requests."""
 
     def on_results(self, results: Results) -> None:
         """All of this work has run, and the stub is free for the next."""
@@ -51,22 +49,22 @@ class WorkOwner(Protocol):
         """A sender's response, before or after its batch has run; the model sent it at `start_ns`."""
 
     def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
-        """Has `act` called when all responses to `request` so far are with its reader, and that has kept up.
+        """Calls `act` when the reader of `request` has had all responses so far, and has kept up.
 
         `batch` are the requests of its batch while that is being executed.
         """
 
     def on_rescheduled(self, request: Request) -> None:
-        """The model wants to execute this request once more; told before the results of its batch."""
+        """The model wants to execute this request once more; called before the results of its batch."""
 
     def on_death(self, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
-        """The stub is gone, and with it the requests of a batch that ran, and those that senders had left to answer."""
+        """The stub is gone, with the requests of a batch that ran, and those that senders were still to answer."""
 
 
 class StubWork:
-    """The requests of one stub. It hears what the stub says about batches (`messages.handlers_of_parent`).
+    """The requests of one stub, and the stub as a `waiting.Waiter`.
 
-    It is also the stub as one that may wait for others (`waiting.Waiter`).
+    It handles the stub's messages about batches (`messages.handlers_of_parent`).
     """
 
     def __init__(
@@ -95,32 +93,31 @@ class StubWork:
         answers = AnswerRing(ring, outputs, memory, self._on_broken_ring)
         self.calls = StubCalls(self, models, outputs, answers, requests.tensors)
         self._handlers = messages.handlers_of_parent(self, self.calls)
-        # Groups of responses that have been passed on, of which the stub is still to be told
+        # Groups of responses that have been passed on, which the stub is still to be told
         self._passed_on: list[Key] = []
-        # How many batches it has been given so far
+        # How many batches the stub has got so far
         self.batches = 0
-        # What the messages that are being taken tell to have been executed
+        # Executed work in the messages that are being read
         self._executed: list[Result] = []
-        # When the stub had executed its last batch
+        # The time at which the stub had executed its last batch
         self._free_ns = 0
-        # Nothing more is taken from the stub, nor should it be given anything
+        # No more messages are taken from the stub, and it should get no more work
         self.over = False
-        # Called when it is given a batch, while somebody waits for one
+        # Called with the next batch, once set
         self.on_batch: Callable[[], None] | None = None
-        # Not through the ring: the stub's main thread may be busy for long, and these may be many.
+        # Not through the ring: the stub's main thread may be busy for long, and there may be many frees.
         outputs.on_many_frees = functools.partial(self._loop.call_soon, self._acknowledge)
         self._loop.add_reader(process.doorbell_in, self._on_doorbell)
 
     def execute(self, work: Work) -> None:
-        """Gives the stub work, and tells it at once. Raises as `give`."""
+        """Gives the stub work, and announces it at once. Raises as `give`."""
         self.give(work)
         self.ring.announce()
 
     def give(self, work: Work) -> None:
-        """Gives the stub work as a batch, of which `ring.announce_soon` tells it.
+        """Gives the stub work as a batch, which `ring.announce_soon` announces.
 
-        Raises ServeError (503) when even its description finds no memory. Where it raises anything the stub has not got
-        the batch.
+        Raises ServeError (503) when even its description finds no memory. After any exception the stub has not got it.
         """
         number = work.number = self.batches = self.batches + 1
         batches = self._requests.batches
@@ -132,9 +129,9 @@ class StubWork:
         try:
             spilled = self.ring.put(pack_batch(number, frees, work), work.requests)
         except Exception:
-            self._outputs.keep_frees(frees)  # this message will not tell the stub of them, so the next one must
+            self._outputs.keep_frees(frees)  # this message will not report them to the stub, so the next one must
             raise
-        # Only now: whoever gets an exception answers the requests.
+        # Only now: a caller that gets an exception answers the requests.
         if not batches:
             self._memory.stubs_at_work += 1
         batches[number] = Batch(work, spilled)
@@ -142,7 +139,7 @@ class StubWork:
             self.on_batch()
 
     def forget(self, sequences: Sequence[int]) -> None:
-        """These sequences are over without a request that said so: the stub keeps no states of theirs."""
+        """These sequences are over without an END request: the stub drops their states."""
         self._process.send("over", sequences=sequences)
 
     @property
@@ -152,21 +149,21 @@ class StubWork:
 
     @property
     def load(self) -> tuple[int, int]:
-        """The batches that the stub has, and their requests together with those that senders have yet to answer."""
+        """How many batches the stub has, and how many requests, with those that senders will answer later."""
         return len(self._requests.batches), len(self._requests.all())
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has neither a batch nor a request that senders have yet to answer."""
+        """Whether it has neither a batch nor a request that a sender will answer later."""
         return self._requests.is_empty
 
     @property
     def is_written_over(self) -> bool:
-        """Whether something has written over the stub's part of its segment."""
+        """Whether the stub's part of its segment has been overwritten."""
         return bool(self._theirs[layout.CANARY] != layout.CANARY_VALUE)
 
     def cancel(self, request: Request) -> None:
-        """Lets the model see that nobody waits for a request that it has."""
+        """Tells the model that the client of a request no longer waits."""
         key = self._requests.key_of(request)
         if key is not None:
             self._process.send("cancel", batch=key[0], indices=[key[1]])
@@ -177,7 +174,7 @@ class StubWork:
         self.ring.announce()
 
     def close(self) -> tuple[list[Request], list[Request]]:
-        """The stub is gone: its requests without an answer, those of its batches and those left open."""
+        """The stub is gone: its requests without an answer, those of its batches and the open ones."""
         if not self.over:
             self.over = True
             self.ring.close()
@@ -194,13 +191,11 @@ class StubWork:
         self._process.condemn(f"what it says of its ring makes no sense; {_QUESTION}")
 
     def _break_off(self, why: str) -> None:
-        """Takes nothing more from the stub, and ends it."""
+        """Takes no more messages from the stub, and ends it."""
         self.over = True
         self.ring.close()
         self._loop.remove_reader(self._process.doorbell_in)
         self._process.condemn(f"{why} {_QUESTION}")
-
-    # Back
 
     def _on_doorbell(self) -> None:
         try:
@@ -208,7 +203,7 @@ class StubWork:
         except BlockingIOError:
             return
         if self._theirs[layout.CANARY] != layout.CANARY_VALUE:
-            # Its answers may be anything.
+            # Its answers cannot be trusted.
             self._break_off("its shared memory has been written over, the words that the server reads too;")
             return
         try:
@@ -219,12 +214,12 @@ class StubWork:
             if self.calls.due:
                 self.calls.schedule()
         except Exception:
-            # The requests of what cannot be read would never be answered.
+            # The requests of an unreadable message would never be answered.
             log.exception("what stub '%s' (pid %d) has put into its ring cannot be read", self.name, self._process.pid)
             self._break_off("its ring holds something that is not a message;")
 
     def _tell(self) -> None:
-        """Tells the owner of what has been executed."""
+        """Tells the owner about executed work."""
         executed = self._executed
         if executed:
             self._executed = []
@@ -245,12 +240,12 @@ class StubWork:
         if held:
             hold_inputs(had.tensors(), held, self._outputs)
         if had.work.requests[0].compute_start_ns < self._free_ns:
-            # It lay ready while others were executed: until then it was queued.
+            # The batch waited while others were executed: until then it was queued.
             for queued in had.work.requests:
                 queued.compute_start_ns = self._free_ns
         self._free_ns = end_ns
         finished, left = read_result(had, start_ns, end_ns, entries, error, self._outputs, self._process.name)
-        # Until here the message may turn out to be none, and the batch must be found by `end`.
+        # Until here the message may turn out to be invalid, and `end` must find the batch.
         del batches[batch]
         if not batches:
             self._memory.stubs_at_work -= 1
@@ -304,7 +299,7 @@ class StubWork:
         self._outputs.release(offsets)
 
     def _pass_on(self, key: Key) -> None:
-        """A group of responses has been passed on to its reader; told with others of this turn of the event loop."""
+        """A group of responses has been passed on; the stub is told with others of this turn of the event loop."""
         if not self._passed_on:
             self._loop.call_soon(self._acknowledge)
         self._passed_on.append(key)
@@ -315,8 +310,6 @@ class StubWork:
         if groups or frees:
             self._process.send("acknowledge", groups=groups, frees=frees)
 
-    # As one that may wait for others
-
     @property
     def name(self) -> str:
         return self._process.name
@@ -326,5 +319,5 @@ class StubWork:
         return self._requests.key_of(request) is not None
 
     def waits_for(self) -> Sequence[StubCall]:
-        """The requests of its own model without whose answers the batch that the stub executes does not finish."""
+        """The model's own requests that the stub's batch needs to finish."""
         return self.calls.blocking() if self._requests.batches else ()

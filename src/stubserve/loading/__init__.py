@@ -1,6 +1,6 @@
-"""How models come to be served, and cease to be: loads, unloads, takeovers.
+"""How models are loaded, unloaded and replaced.
 
-All versions of a model are loaded, or none: where one fails, those that did load are taken down again, as with
-upstream. `control` is what clients, models and the watch of a repository ask; `loader` starts versions; `changeover`
+All versions of a model are loaded, or none: if one fails, the loaded ones are taken down again, as with upstream.
+`control` takes the requests of clients, models and the watch of a repository; `loader` starts versions; `changeover`
 puts them in the place of those that serve.
 """

@@ -1,16 +1,16 @@
-"""What a load has started takes over from what serves.
+"""How newly loaded versions take over from those that serve.
 
-All versions of a model are started beside those that serve. When every one is ready they take over in one step, and
-what they replace is retired: it gets no new requests, finishes those that it has, however long they take, finalizes,
-and goes, with its processes and memory. When one fails, those that did start are retired, and what served before goes
-on as if nothing had been asked. So a reload needs the memory of two for a while, and costs no request.
+All versions of a model are started beside those that serve. When every one is ready they take over in one step, and the
+replaced ones are retired: they get no new requests, finish their present ones, however long they take, finalize, and
+end with their processes and memory. When one fails, the started ones are retired, and the old versions go on unchanged.
+So a reload needs the memory of two for a while, and costs no request.
 
-A version of which nothing has changed but the number and kind of its instances is not started anew: it gets other
-instances in the same step, and keeps those that fit, its queue and its statistics (`loader`). One of which
-nothing at all has changed, where another version has, goes on as it is.
+A version that has changed only in the number and kind of its instances is not started again: it gets other instances in
+the same step, and keeps those that fit, its queue and its statistics (`loader`). A version without any change, beside
+one that has changed, goes on as it is.
 
-However a load ends, by an error that nobody thought of too, no version stays "loading" and nothing that it has started
-is left running.
+However a load ends, even by an unexpected error, no version stays "loading" and nothing that it has started is left
+running.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ log = logging.getLogger("stubserve.repository")
 
 
 class Changeover:
-    """What is loaded, by name, and how that changes. `slots` limits how many versions start at a time.
+    """The loaded models, by name, and their changes. `slots` limits how many versions start at a time.
 
-    A version that fails to start is tried again `retries` times. Stubs that are no longer wanted have `stop_timeout_s`
-    to finalize, once their requests are answered.
+    A version that fails to start is tried again `retries` times. Unwanted stubs have `stop_timeout_s` to finalize, once
+    their requests are answered.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Changeover:
         self._stop_timeout_s = stop_timeout_s
 
     def served(self, name: str) -> Candidate | None:
-        """What a model serves from, None if it does not."""
+        """The candidate that a model serves from, None if it does not serve."""
         loaded = self._loaded.get(name)
         return None if loaded is None else loaded.candidate
 
     async def replace(self, candidate: Candidate, services: Services) -> Sequence[asyncio.Task[None]]:
-        """Loads `candidate`, or does nothing where it serves already as it is. Raises ServeError.
+        """Loads `candidate`, or does nothing if it serves already as it is. Raises ServeError.
 
-        Where versions go on with fewer or other instances, the tasks are done when those that they had are gone.
+        If versions go on with fewer or other instances, the tasks are done when their old instances are gone.
         """
         name = candidate.folder.key
         versions, on_disk = await self._look(candidate)
@@ -104,7 +104,7 @@ class Changeover:
         return leaving
 
     async def _look(self, candidate: Candidate) -> tuple[list[int], frozenset[int]]:
-        """The versions to load, and which of those that are known have a folder.
+        """The versions to load, and the known versions that have a folder.
 
         Raises ServeError, and then the candidate is removed.
         """
@@ -132,7 +132,7 @@ class Changeover:
             raise invalid(f"load failed for model '{name}': {error}\n") from None
 
     def goes_on(self, candidate: Candidate) -> bool:
-        """Whether a load of it has nothing to do, and then that what served goes on."""
+        """Whether its load has nothing to do; then the serving versions go on."""
         loaded = self._loaded.get(candidate.folder.key)
         if loaded is None or not candidate.is_same(loaded.candidate):
             return False
@@ -142,7 +142,7 @@ class Changeover:
         return True
 
     def retire(self, name: str) -> None:
-        """Lets a model go. Does not wait for its requests."""
+        """Unloads a model. Does not wait for its requests."""
         loaded = self._loaded.pop(name, None)
         if loaded is not None:
             self._retiring.begin(
@@ -161,7 +161,7 @@ class Changeover:
         await self._retiring.drain(timeout_s)
 
     def _staying(self, candidate: Candidate, versions: list[int]) -> dict[int, InstanceModel]:
-        """What serves and need not be started anew, by version."""
+        """The serving versions that need not be started again."""
         loaded = self._loaded.get(candidate.folder.key)
         if loaded is None:
             return {}
@@ -174,7 +174,7 @@ class Changeover:
         }
 
     def _is_as_served(self, candidate: Candidate, versions: list[int]) -> bool:
-        """Whether a load of it would come to the same: as upstream it does nothing then, unless that is down."""
+        """Whether a load would change nothing: as upstream it does nothing then, unless the model is down."""
         loaded = self._loaded.get(candidate.folder.key)
         return (
             loaded is not None
@@ -183,7 +183,7 @@ class Changeover:
         )
 
     def _confirm(self, name: str, on_disk: frozenset[int]) -> None:
-        """What serves goes on, and what an earlier load has failed with is no longer so."""
+        """The serving versions go on, and errors of earlier loads are cleared."""
         entry = self._registry.entry(name)
         entry.reason = ""
         for version in entry.versions.values():
@@ -192,7 +192,7 @@ class Changeover:
         self._tidy(name, on_disk)
 
     def _tidy(self, name: str, on_disk: frozenset[int]) -> None:
-        """Says of versions that could be served and are not that they are unloaded, and forgets those that are gone."""
+        """Marks versions that are on disk but not served as unloaded, and forgets those that are gone."""
         for version, entry in list(self._registry.entry(name).versions.items()):
             if entry.state is not VersionState.UNAVAILABLE:
                 continue
@@ -231,12 +231,12 @@ class Changeover:
         try:
             return update.commit(self._stop_timeout_s)
         except Exception:
-            # The version goes on with what it has: to take the load back now could only make more of it fail.
+            # The version goes on with its present instances: undoing the load now could only make more of it fail.
             log.exception("unexpected error while version %d got other instances", update.model.version)
             return []
 
     def _take_over(self, loaded: Loaded, on_disk: frozenset[int]) -> None:
-        """Has what was loaded serve; `on_disk` are the versions that have been known before and still have a folder."""
+        """Lets the loaded versions serve; `on_disk` are the versions that were known before and still have a folder."""
         name = loaded.candidate.folder.key
         entry = self._registry.entry(name)
         entry.reason = ""
@@ -261,7 +261,7 @@ class Changeover:
         failures: Mapping[int, ServeError],
         staying: Mapping[int, ServedModel],
     ) -> None:
-        """A load has failed, or is given up: what was started goes again."""
+        """A load has failed, or is given up: its started versions are ended."""
         name = loaded.candidate.folder.key
         if loaded.candidate.made and name not in self._loaded:
             self._registry.forget(name)
@@ -286,7 +286,7 @@ _GIVEN_UP = "the load was given up"
 
 
 def _hand_over_sequences(replaced: Sequence[ServedModel], models: Sequence[ServedModel]) -> None:
-    """Sequences of what is replaced go on there, by way of the same version, or of the latest where there is none."""
+    """Sequences of replaced models go on there, by way of the new model of the same version, or of the latest."""
     heirs = {model.version: model for model in models if isinstance(model, SequenceModel)}
     for former in replaced:
         if heirs and isinstance(former, SequenceModel):
@@ -296,9 +296,9 @@ def _hand_over_sequences(replaced: Sequence[ServedModel], models: Sequence[Serve
 def _outcome(
     starts: Mapping[int, asyncio.Future[ServedModel | InstanceUpdate]],
 ) -> tuple[list[ServedModel], list[InstanceUpdate], dict[int, ServeError]]:
-    """What has become of starts, by version: new models, those with other instances, and why others failed.
+    """The results of starts, by version: new models, those with other instances, and the errors of the failed.
 
-    What was cancelled, or failed by a fault of the server's, is none of them.
+    Starts that were cancelled, or failed by a fault of the server, are left out.
     """
     models: list[ServedModel] = []
     updates: list[InstanceUpdate] = []

@@ -1,7 +1,7 @@
-"""Loads and unloads that somebody has asked for, while they run, and their turns.
+"""Loads and unloads while they run, and their turns.
 
-Each is a task of its own: a client that goes away does not leave one half done. Whatever fails one, its client gets
-a ServeError.
+Each is a task of its own: a client that goes away does not leave one half done. After any failure its client gets a
+ServeError.
 
 Those of one model take turns, those of several models do not wait. A model may load and unload others, from
 `initialize` too, and then its own load goes on only when that inner turn is over. So turns can wait for each other in a
@@ -21,12 +21,11 @@ from stubserve.errors import ServeError, internal, unavailable
 
 
 class Turn:
-    """One load or unload of `model`, asked for by a stub of the load `outer` if there is one, or by anybody else."""
+    """One load or unload of `model`. `outer` is the load whose stub has requested it, None for all other requests."""
 
     def __init__(self, model: str, outer: Turn | None) -> None:
         self.model = model
         self.outer = outer
-        # Turns that stubs of this load wait for
         self.inner: set[Turn] = set()
         self.over = False
 
@@ -35,13 +34,13 @@ class Turns:
     """The turns of all models."""
 
     def __init__(self) -> None:
-        # By model: its turns in order, the first has begun; and what the others wait for
+        # By model: its turns in order, the first has begun; and the events that the others wait for
         self._queues: dict[str, list[Turn]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
     @contextlib.asynccontextmanager
     async def of(self, model: str, outer: Turn | None) -> AsyncIterator[Turn]:
-        """Waits until it is this model's turn. Raises ServeError where that could never be, because of `outer`."""
+        """Waits until it is this model's turn. Raises ServeError if that could never be, because of `outer`."""
         queue = self._queues.setdefault(model, [])
         if outer is not None and self._waits_for(queue, outer):
             if outer.model == model:
@@ -65,7 +64,7 @@ class Turns:
                 del self._queues[model], self._locks[model]
 
     def _waits_for(self, turns: list[Turn], outer: Turn) -> bool:
-        """Whether one of the turns ends only after `outer`, or after a load that waits for that one."""
+        """Whether one of the turns ends only after `outer`, or after a load that waits for `outer`."""
         blocked = {outer}
         while outer.outer is not None:
             outer = outer.outer
@@ -98,9 +97,9 @@ class Changes:
         self._over = False
 
     async def run(self, change: Callable[[Turn | None], Coroutine[Any, Any, _T]], asked_in: Turn | None) -> _T:
-        """Runs a load or unload to its end, whatever becomes of the client that asked for it. Raises ServeError.
+        """Runs a load or unload to its end, even if the client goes away. Raises ServeError.
 
-        `asked_in` is the load of the stub that asks, if one does; `change` is given it, unless it is over.
+        `asked_in` is the load whose stub has requested it, if any; `change` gets it, unless it is over.
         """
         if self._over:
             raise unavailable("Server exiting")
@@ -109,7 +108,7 @@ class Changes:
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         if outer is not None:
-            # The load that waits for this one gives its place away meanwhile: they could be the last two places.
+            # The waiting load gives its place away meanwhile: they could be the last two places.
             self._slots.release()
         try:
             return await asyncio.shield(task)
@@ -124,7 +123,7 @@ class Changes:
                 await self._slots.acquire()
 
     async def give_up(self) -> None:
-        """Ends those that are under way, with what they have started; there will be no others."""
+        """Ends all changes under way, with everything they have started, and takes no further ones."""
         self._over = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -134,18 +133,18 @@ class Changes:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # the client may not be there to hear of it
+            task.exception()  # the client may have gone
 
 
 async def all_of(changes: Iterable[Awaitable[None]]) -> None:
-    """Waits for all; raises the first error of them then."""
+    """Waits for all, and then raises the first error."""
     for outcome in await asyncio.gather(*changes, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome
 
 
 def as_load_error(raised: Exception) -> ServeError:
-    """What failed a load, for the index; a fault of the server's own is kept from ending it, and goes to the log."""
+    """The error of a failed load, for the index. A fault of the server goes to the log and does not end the server."""
     if isinstance(raised, ServeError):
         return raised
     log.error("unexpected error while models were loaded or unloaded", exc_info=raised)

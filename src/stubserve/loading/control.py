@@ -1,17 +1,17 @@
-"""Model control: which models are loaded, asked for by clients, by models, or by what lies on disk.
+"""Model control: which models are loaded, at the request of clients or models, or by the files on disk.
 
-How a load takes over from what serves is `changeover`; an unload retires what serves, and is answered at once. A load
-that takes instances away from a version that goes on is answered when these are gone, as upstream does; but not where a
-model asks for it, as it may be what is waited for. A load of a model of which nothing has changed does nothing.
+`changeover` describes how a load takes over from the serving versions; an unload retires these, and is answered at
+once. A load that removes instances from a version that goes on is answered when these are gone, as upstream does; but
+not for a model's request, as the instances may wait for that model. A load of an unchanged model does nothing.
 
-Models are kept apart by keys (`repositories`): a name that stands for several of them, with namespaces, means all.
+Models are kept apart by keys (`repositories`): with namespaces, a name means all models that have it.
 
-What a load or unload means for ensembles is in `dependencies`. They are settled when it is over, and before it is
-answered: those that need what is gone go, those that can be served again come back, and those whose members are others
-now are loaded anew.
+`dependencies` has the consequences for ensembles. They are settled when a load or unload is over, and before it is
+answered. Ensembles that need a missing model are unloaded, those that can be served again come back, and those with
+replaced members are loaded again.
 
 Loads and unloads of one model take turns, and each runs as a task of its own (`changes`). Retiring (`retiring`), and
-the wait for instances that go, is no part of a turn, so a model may reload or unload itself while it executes.
+the wait for leaving instances, is not part of a turn, so a model may reload or unload itself while it executes.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ log = logging.getLogger("stubserve.repository")
 
 
 class ModelControl:
-    """Loads models into a registry, and unloads them. Stubs that go have `stop_timeout_s` to finalize.
+    """Loads models into a registry, and unloads them. Leaving stubs have `stop_timeout_s` to finalize.
 
-    `checks` is a command that checks what was saved, with --dev.
+    `checks` is a command that checks saved files, with --dev.
     """
 
     def __init__(
@@ -73,10 +73,10 @@ class ModelControl:
         self._finder = Finder(settings, self._repositories, self._changeover.served)
         load_missing = partial(self._load, config=None, files={}, only_if_missing=True)
         load_member = load_missing if self._explicit else None
-        # For the sake of its members: what came with its own load counts as before.
+        # For its members: the configuration and files of its own load still count.
         again = partial(self._load_known, look=self._finder.again)
         self._ensembles = Ensembles(registry, self._repositories, load_member, again, self._retire)
-        # What somebody wanted loaded by its name, in contrast to what an ensemble has brought
+        # Models that were loaded by name, not only as members of an ensemble
         self._asked_for: set[str] = set()
         self._watch = RepositoryWatch(
             self._repositories,
@@ -89,9 +89,9 @@ class ModelControl:
         self._starting = False
 
     async def load_all(self) -> bool:
-        """Loads every model that is to be there from the start; whether all of them could be loaded.
+        """Loads every model that belongs to the start; returns whether all of them could be loaded.
 
-        Failures are in the registry. Raises ServeError if a repository cannot be read, or the names make no sense.
+        Failures are in the registry. Raises ServeError if a repository cannot be read, or for senseless names.
         """
         self._starting = True
         try:
@@ -131,10 +131,10 @@ class ModelControl:
         files: Mapping[str, bytes] | None = None,
         asked_in: Turn | None = None,
     ) -> None:
-        """Loads a model, anew if it serves; with `config` (JSON) in place of its own configuration, or made of `files`.
+        """Loads a model, again if it serves; `config` (JSON) or `files` replace those of the repository.
 
-        `asked_in` is the load of the stub that asks for it, if one does; anybody else waits until instances that the
-        load takes away are gone. Raises ServeError with upstream's texts; then what served before still does.
+        `asked_in` is the load whose stub has requested it, if any; all other callers wait until instances that the load
+        removes are gone. Raises ServeError with upstream's texts; then the old versions still serve.
         """
         self._check_control()
         keys = [name]
@@ -150,17 +150,17 @@ class ModelControl:
             await asyncio.wait(leaving)
 
     async def unload(self, name: str, dependents: bool = False, asked_in: Turn | None = None) -> None:
-        """Lets a model go, or does nothing for one that is not there. Does not wait for its requests.
+        """Unloads a model if it is there. Does not wait for its requests. Raises ServeError.
 
-        With `dependents`, the members of an ensemble go with it that nobody else needs and nobody has loaded by name.
-        Raises ServeError.
+        With `dependents`, an ensemble's members are unloaded, too, unless other models need them or they were loaded by
+        name.
         """
         self._check_control()
         keys = dict.fromkeys(self._registry.keys(name)) or [name]
         await all_of(self._changes.run(partial(self._unload, key, dependents), asked_in) for key in keys)
 
     async def load_from(self, name: str, folder: Path) -> None:
-        """Loads the model that lies in a repository of its own, under a name. Raises ServeError."""
+        """Loads the model of a repository that holds only this one, under a name. Raises ServeError."""
         self._check_control()
         await self._repositories.aside(partial(self._repositories.give, name, folder))
         try:
@@ -172,7 +172,7 @@ class ModelControl:
             raise
 
     async def unload_from(self, name: str) -> None:
-        """Lets such a model go. Raises ServeError."""
+        """Unloads such a model. Raises ServeError."""
         await self.unload(name)
         self._repositories.take_back(name)
 
@@ -183,11 +183,11 @@ class ModelControl:
         return self._registry.index_with(await self._repositories.aside(self._repositories.names))
 
     def leaving(self) -> list[ServedModel]:
-        """What serves no longer, and is not gone yet."""
+        """The models that no longer serve, and are not gone yet."""
         return self._changeover.leaving()
 
     async def give_up_changes(self) -> None:
-        """Ends the loads and unloads that are under way, with what they have started, and takes no further ones."""
+        """Ends the loads and unloads under way, with everything they have started, and takes no further ones."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -217,7 +217,7 @@ class ModelControl:
         return complete
 
     async def _load_several(self, names: Collection[str]) -> dict[str, bool]:
-        """Loads models, ensembles after their members; which of them could be loaded."""
+        """Loads models, ensembles after their members; returns which of them could be loaded."""
         if self._starting:
             self._registry.expect(names)
         needs = await self._repositories.aside(partial(self._repositories.needs, names))
@@ -231,7 +231,7 @@ class ModelControl:
         try:
             await self._load(name, None, {}, None, look=look)
         except Exception as raised:
-            error = as_load_error(raised)  # which tells the log of what nobody expects; the rest has been told
+            error = as_load_error(raised)  # this logs an unexpected error; all others are in the log already
             if self._settings.control_mode == POLL and self._registry.ready_versions(name):
                 self._registry.entry(name).on_disk = error.message
                 kept = f"model '{name}' could not be loaded again: the old code goes on serving"
@@ -250,7 +250,7 @@ class ModelControl:
         try:
             return await self._load(name, config, files, outer)
         finally:
-            # Else the load that waits for this one does it: it may be of an ensemble that is concerned.
+            # Otherwise the load that waits for this one settles them: it may be the load of such an ensemble.
             if outer is None:
                 await self._ensembles.settle()
 
@@ -292,7 +292,7 @@ class ModelControl:
             return leaving
 
     async def _take(self, candidate: Candidate, turn: Turn) -> Sequence[asyncio.Task[None]]:
-        """Has a candidate serve. Raises ServeError."""
+        """Lets a candidate serve. Raises ServeError."""
         await self._ensembles.prepare(candidate, turn)
         services = self._services
         if self._explicit:
@@ -329,7 +329,7 @@ class ModelControl:
 
 @dataclass(frozen=True)
 class _ControlInTurn(ControlForModels):
-    """Model control for the stubs of one load: what they ask for is asked for in the turn of that load."""
+    """Model control for the stubs of one load: their requests belong to the turn of that load."""
 
     control: ModelControl
     turn: Turn

@@ -1,12 +1,12 @@
 """Which models need which others: ensembles need the models of their steps.
 
-An ensemble has no processes and no memory, so loading it costs nothing but the checks against its members. That makes
-the rules simple, and they are upstream's as seen from outside:
+An ensemble has no processes and no memory, so loading it costs only the checks against its members. That makes the
+rules simple. From outside they are upstream's:
 
-- what has members is loaded after them (`rounds`), and with explicit control brings those that are not loaded;
-- what depends on itself is refused (`circle`);
-- an ensemble goes with a member that is unloaded, comes back when that is loaded again, and is loaded anew when a
-  member is (`ensembles`).
+- an ensemble is loaded after its members (`rounds`), and with explicit control brings missing ones;
+- a model that depends on itself is refused (`circle`);
+- an ensemble is unloaded with a member, comes back when that is loaded again, and is loaded again when a member is
+  (`ensembles`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from stubserve.errors import ServeError, invalid
 
 
 def version_not_loaded(ensemble: str, step: Any) -> ServeError:
-    """What is said of a step whose version of its model is not there; upstream takes a missing version for 0."""
+    """The refusal of a step whose model lacks the version; upstream takes a missing version for 0."""
     where = f"ensemble '{ensemble}' depends on '{step.model_name}'"
     hint = "" if step.model_version else " (model_version: -1 means the latest)"
     return invalid(f"{where} whose required version {step.model_version} is not loaded.{hint}")
 
 
 def rounds(needs: Mapping[str, Collection[str]]) -> list[list[str]]:
-    """The models in rounds, each of which needs only what is in rounds before, or is not among them.
+    """The models in rounds. Each needs only models of earlier rounds, or models that are not among them.
 
-    Those that need each other in a circle, and who needs them, come last.
+    Models that need each other in a circle, and the models that need these, come last.
     """
     left = dict(needs)
     found = []
@@ -42,7 +42,7 @@ def rounds(needs: Mapping[str, Collection[str]]) -> list[list[str]]:
 
 
 def circle(name: str, members: Collection[str], needs: Callable[[str], Collection[str]]) -> ServeError | None:
-    """The refusal of a model that needs itself, through however many ensembles. `needs` tells of the others."""
+    """The refusal of a model that needs itself, through any number of ensembles; `needs` is for the others."""
     seen: set[str] = set()
     todo = [(name, member) for member in members]
     while todo:
@@ -56,9 +56,9 @@ def circle(name: str, members: Collection[str], needs: Callable[[str], Collectio
 
 
 def no_longer_needed(name: str, needs: Mapping[str, Collection[str]], asked_for: Collection[str]) -> list[str]:
-    """What goes with `name` where its dependents are to go: members that nobody asked for, and nothing else needs.
+    """The models to unload with `name` and its dependents: members not loaded by name and not needed by others.
 
-    `needs` are the models that serve, with their members.
+    `needs` are the serving models, with their members.
     """
     gone = [name]
     for going in gone:

@@ -1,11 +1,11 @@
 """Ensembles need their members: before they are loaded, as they are started, and when a member has changed.
 
-An ensemble is checked against members that serve already. With explicit control a load brings those that are missing.
+An ensemble is checked against members that serve already. With explicit control a load brings missing members.
 
-After each load and unload ensembles are settled. Those that lack a member go, and are remembered; those
-that have all of them again come back; those whose members are others now are checked and loaded anew, and go where that
-fails. Each may concern further ensembles, so it goes on until nothing is left to do. It takes the turns of ensembles
-only, one at a time, and none of its own, so nobody can wait for it in a circle.
+After each load and unload ensembles are settled. An ensemble that lacks a member is unloaded, and remembered; it comes
+back when it has all members again. An ensemble with replaced members is checked and loaded again, and unloaded if that
+fails. Each change may affect further ensembles, so settling repeats until nothing is left to do. It takes only the
+turns of ensembles, one at a time, and no turn of its own, so no circle of waiting can arise.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from stubserve.serving.ensemble_model import EnsembleModel
 
 log = logging.getLogger("stubserve.repository")
 
-# How often ensembles are settled because of each other, at most
+# The most rounds in which ensembles are settled because of each other
 _ROUNDS = 100
 
 # By name, and version as `find` takes it
@@ -42,14 +42,14 @@ Members = Mapping[tuple[str, str], ServedModel]
 async def start_ensemble(
     candidate: Candidate, version: int, models: ModelFinder, max_queue_size: int = 0
 ) -> EnsembleModel:
-    """A version of an ensemble that is ready. Raises ServeError with upstream's texts.
+    """A version of an ensemble that is ready.
 
-    `max_queue_size` is the server's own limit, as `EnsembleModel` has it.
+    Raises ServeError with upstream's texts. `max_queue_size` is the server's limit.
     """
     folder, config = candidate.folder, candidate.config
     validate(config)
     labels = await asyncio.to_thread(read_labels, folder, config)
-    # Nothing is awaited from here on: what is checked is what is served.
+    # Nothing is awaited from here on: the checked members are the served ones.
     members = _find(config, models)
     configs = _configs(members)
     raise_first(member_problems(config, configs))
@@ -62,7 +62,7 @@ async def start_ensemble(
 
 
 def check_members(config: Any, registry: Registry, namespace: str) -> None:
-    """Raises ServeError INVALID_ARG where an ensemble cannot be served with the models that are loaded."""
+    """Raises ServeError INVALID_ARG if an ensemble cannot be served with the loaded models."""
     try:
         members = _find(config, registry.within(namespace))
     except ServeError:
@@ -83,7 +83,7 @@ def _configs(members: Members) -> dict[str, ModelConfig]:
 
 
 def _why_not_there(config: Any, registry: Registry, namespace: str) -> ServeError:
-    """What is wrong with the first member that is not loaded, in upstream's words."""
+    """The fault of the first member that is not loaded, in upstream's words."""
     for step in config.ensemble_scheduling.step:
         name = step.model_name
         where = f"ensemble '{config.name}' depends on '{name}'"
@@ -102,7 +102,7 @@ def _why_not_there(config: Any, registry: Registry, namespace: str) -> ServeErro
 
 
 def _labels_of_members(config: Any, members: Members) -> dict[str, list[str]]:
-    """The labels that the outputs have where they are made, by output of the ensemble."""
+    """The labels from the members that make the outputs, by output of the ensemble."""
     wanted = {output.name for output in config.output}
     labels = {}
     for step in config.ensemble_scheduling.step:
@@ -114,10 +114,10 @@ def _labels_of_members(config: Any, members: Members) -> dict[str, list[str]]:
 
 
 class Ensembles:
-    """All ensembles. `load_member` loads a member in the turn of its ensemble; None where no load may bring any.
+    """All ensembles. `load_member` loads a member in the turn of its ensemble; None if loads may not bring members.
 
-    `load` loads an ensemble again and says whether it could; `retire` does not wait for requests. `away` are the
-    ensembles that went only because a member did, with their members.
+    `load` loads an ensemble again and returns whether it could; `retire` does not wait for requests. `away` are the
+    ensembles that were unloaded only because of a member, with their members.
     """
 
     def __init__(
@@ -136,9 +136,9 @@ class Ensembles:
         self.away: dict[str, Collection[str]] = {}
 
     async def prepare(self, candidate: Candidate, turn: Turn) -> None:
-        """Sees to it that an ensemble can be loaded; does nothing for any other model.
+        """Makes sure that an ensemble can be loaded; does nothing for any other model.
 
-        Raises ServeError with upstream's texts; then the candidate is removed, and the registry knows why.
+        Raises ServeError with upstream's texts; then the candidate is removed, and the registry has the reason.
         """
         members = members_of(candidate.config)
         if not members:
@@ -168,12 +168,12 @@ class Ensembles:
         if closed is not None:
             raise closed
         if self._load_member is not None:
-            # Why one cannot be loaded is in the registry, and told from there.
+            # The registry has the reasons of failed loads, and they are reported from there.
             await asyncio.gather(*(self._load_member(member, outer=turn) for member in missing), return_exceptions=True)
         check_members(candidate.config, self._registry, namespace)
 
     async def settle(self) -> None:
-        """Has each ensemble serve with its members as they are now, or go."""
+        """Lets each ensemble serve with its present members, or unloads it."""
         for _ in range(_ROUNDS):
             ending, loading = self._what_to_do()
             if not ending and not loading:
@@ -187,12 +187,12 @@ class Ensembles:
                 if not await self._load(name):
                     log.error("ensemble '%s' is unloaded: it cannot be served with its members as they are", name)
                     await self._retire(name)
-                    # It comes back when somebody loads it.
+                    # It comes back only when it is loaded by name.
                     self.away.pop(name, None)
         log.error("ensembles still do not fit their members after %d rounds of loading", _ROUNDS)
 
     def _what_to_do(self) -> tuple[dict[str, Collection[str]], list[str]]:
-        """The ensembles of which a member is gone, and those that are to be loaded."""
+        """The ensembles without one of their members, and those that are to be loaded."""
         serving = self._registry.serving()
         names = {model.key for model in serving}
         unsettled: dict[str, Collection[str]] = {

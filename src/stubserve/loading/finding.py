@@ -1,4 +1,4 @@
-"""Finding what a load is to load: in the repositories, in the request, or in what serves already."""
+"""Finds the files and configuration for a load: in the repositories, in the request, or in the serving model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Look = Callable[[str], Candidate]
 
 
 class Finder:
-    """Makes candidates. `served` says what a model serves from, None if it does not."""
+    """Makes candidates. `served` returns the candidate that a model serves from, None if it does not serve."""
 
     def __init__(
         self, settings: RepositorySettings, repositories: Repositories, served: Callable[[str], Candidate | None]
@@ -34,9 +34,9 @@ class Finder:
         self._agents: Agents | None = None
 
     async def find(self, name: str, look: Look, goes_on: Callable[[Candidate], bool]) -> Candidate | None:
-        """What a load is to load, as the model's repository agents want it. Raises ServeError.
+        """The candidate of a load, as the model's repository agents want it. Raises ServeError.
 
-        None where agents would be asked about what serves and `goes_on` as it is.
+        None if the serving candidate `goes_on` as it is, so that agents need not be called.
         """
         finding = asyncio.ensure_future(self._repositories.aside(partial(look, name)))
         try:
@@ -44,13 +44,13 @@ class Finder:
             if candidate.config.model_repository_agents.agents:
                 return None if goes_on(candidate) else await self._ask_agents(candidate)
         except asyncio.CancelledError:
-            # Its thread goes on, and may make a folder.
+            # The thread goes on, and may make a folder.
             finding.add_done_callback(_discard)
             raise
         return candidate
 
     def anew(self, config: str | None, files: Mapping[str, bytes]) -> Look:
-        """A look for what somebody asks for: with a configuration (JSON) of theirs, or made of their files."""
+        """A look for a request to load: with the request's configuration (JSON), or with its files."""
         if files:
             return lambda name: make_candidate(name, self._settings, config, files)
         return lambda name: find_candidate(
@@ -58,14 +58,14 @@ class Finder:
         )
 
     def again(self, name: str) -> Candidate:
-        """A look for the sake of something else: what came with the model's own load counts as before."""
+        """A look because of another model: the configuration and files of the model's own load still count."""
         served = self._served(name)
         if served is not None and served.made:
             return copy_candidate(served, self._settings)
         return find_candidate(self._repositories.locate(name), self._settings, None, served)
 
     async def told(self, error: ServeError, name: str) -> str:
-        """What the log says where there is no candidate: with the lines of config.pbtxt that are wrong."""
+        """The log's text if there is no candidate: with the faulty lines of config.pbtxt."""
         return await located(error, lambda: self._repositories.locate(name).path / CONFIG_FILE)
 
     async def close(self) -> None:
@@ -74,7 +74,7 @@ class Finder:
 
     async def _ask_agents(self, candidate: Candidate) -> Candidate:
         if self._agents is None:
-            # Imported only where a model has one.
+            # Imported only if a model has one.
             from stubserve.repository.agents.chain import Agents
 
             self._agents = Agents(self._settings)

@@ -1,10 +1,10 @@
 """The part of a response cache's key that stands for a model version: everything that its answers depend on.
 
-A cache of this server's own takes a number that is new with each load: whoever loads a model again means that
-something is different, whatever it is. A cache that several servers share, and that outlives them, needs one that is
-the same everywhere. It is a digest of the configuration (without where instances run, and how many) and of the contents
-of the version's folder; for an ensemble, of its members' instead. For a moment a member may be newer than its ensemble,
-and a stub that is restarted may find newer files: what they answer then is not kept (`Response.transient`).
+A cache of this server alone takes a new number with each load, since a load means that something may be different. A
+cache that several servers share, and that outlives them, needs an identity that is the same everywhere. It is a digest
+of the configuration (without the places and number of instances) and of the contents of the version's folder; for an
+ensemble, of its members' identities instead. For a moment a member may be newer than its ensemble, and a restarted stub
+may find newer files: their answers are then not kept (`Response.transient`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def of_load() -> bytes:
 
 
 def of_files(config: Any, version: int, folder: Path) -> bytes:
-    """A digest that is the same for equal configurations and files. Reads all of `folder`: for a thread.
+    """A digest that is the same for equal configurations and files.
 
-    Raises OSError.
+    Reads all of `folder`: for a thread. Raises OSError.
     """
     digest = sha256(_of_config(config, version))
     for path in sorted(folder.rglob("*")):

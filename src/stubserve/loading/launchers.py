@@ -1,4 +1,4 @@
-"""Launchers of stubs: the program of a model version, its environment and its share of the cores are found."""
+"""Launchers of stubs: find the program of a model version, its environment and its share of the cores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_BATCH_SIZE = "default-max-batch-size"
 
 
 class Launchers:
-    """Makes the launchers of model versions, by `make`; with `hints` the log says what a source may have wrong."""
+    """Makes the launchers of model versions, by `make`; with `hints` the log names likely mistakes in a source."""
 
     def __init__(
         self, settings: InstanceSettings, memory: Memory, make: Callable[..., Launcher] = Launcher, hints: bool = True
@@ -40,7 +40,7 @@ class Launchers:
         self._environments = Environments(settings.environment_cache)
 
     async def of(self, candidate: Candidate, version: int, services: Services) -> tuple[Launcher, Any, bool]:
-        """What starts the stubs of a version, its configuration with what its program says, and whether that is there.
+        """The launcher of a version, its configuration with the program's additions, and whether the program is there.
 
         A program that is not there fails in the stub. Raises ServeError.
         """
@@ -49,7 +49,7 @@ class Launchers:
         program, model_dir = files.program, files.model_dir
         program = replace(program, settings=self._settings.backend_settings(program.backend))
         if files.program_is_missing:
-            # Here it is said in the words that upstream's log has for it.
+            # The same words as in upstream's log.
             log.info("Failed to preinitialize Python stub: Python model file not found in '%s'", program.file)
         for hint in files.hints if self._hints else ():
             log.warning("model '%s': %s:%d: %s", name, program.file, hint.line, hint.text)
@@ -75,7 +75,7 @@ class Launchers:
         return launcher, config, not files.program_is_missing
 
     def _mention_batch_size(self, backend: str) -> None:
-        """Logs what a backend is told of batch sizes, in upstream's words: it asks for no more with Python models."""
+        """Logs a backend's setting of batch sizes, in upstream's words; it has no other effect with Python models."""
         size = self._settings.backend_setting(backend, _MAX_BATCH_SIZE)
         if size is None:
             log.debug("Adding default backend config setting: %s,4", _MAX_BATCH_SIZE)
@@ -84,9 +84,9 @@ class Launchers:
 
 
 class _Files(NamedTuple):
-    """What the stubs of a version run, and where; folders without links.
+    """The program and folders of a version's stubs, without links.
 
-    `hints` say what may be wrong in the program's source although it loads.
+    `hints` name likely mistakes in a source that loads.
     """
 
     program: Program
@@ -97,7 +97,7 @@ class _Files(NamedTuple):
 
 
 def _find_files(candidate: Candidate, version: int, backend_directory: Path) -> _Files:
-    """Looks for them, in a thread, as disks may be slow. Raises ServeError: what comes first in upstream does here."""
+    """Finds them, in a thread, as disks may be slow. Raises ServeError, for the fault that upstream reports first."""
     folder, config = candidate.folder, candidate.config
     model_dir = folder.path.resolve()
     program = locate_program(config, model_dir, version, backend_directory)

@@ -1,17 +1,16 @@
-"""Starting model versions, or other instances for one that serves: from a checked configuration to ready instances.
+"""Starts model versions, or other instances for a serving one: from a checked configuration to ready instances.
 
-The first stub of a version imports the model and tells whether its class completes configurations. If so, it runs
-`auto_complete_config` and ends, and fresh stubs serve, so nothing that the completion did to its process is seen later.
-If not, as with most models, the same stub goes on and becomes the first instance: no process is started in vain.
+The first stub of a version imports the model and reports whether its class completes configurations. If so, it runs
+`auto_complete_config` and ends, and fresh stubs serve, so side effects of the completion are not seen later. If not, as
+with most models, the same stub goes on and becomes the first instance: no process is started in vain.
 
-Where the instances of a version that serves change (`update`), an instance stays, as upstream, where the new
-configuration has one of the same kind, device and other properties, and keeps its name, whatever its group is called
-now. Where fewer are wanted the last stay; upstream keeps those that were ready last. What is new is started beside
-them, out of sight of the scheduler, so a start that fails changes nothing. Then all takes one step of the event loop:
-the new ones join, and those that are left over get no more batches, finish what they have, finalize and go. Requests
-that are queued, statistics and the order of answers belong to the version and do not notice. What serves keeps its
-completed configuration; those that stay also keep the limit of threads that they were started with, which is part of
-their environment.
+When the instances of a serving version change (`update`), an instance stays, as upstream, if the new configuration has
+one of the same kind, device and other properties. It keeps its name, even if its group has another name now. If fewer
+are wanted the last ones stay; upstream keeps those that were ready last. New instances are started out of the
+scheduler's sight, so a failed start changes nothing. Then one step of the event loop changes all: the new ones join,
+and those that are left over get no more batches, finish their work, finalize and end. Queued requests, statistics and
+the order of answers belong to the version and are not affected. A serving version keeps its completed configuration;
+instances that stay also keep their limit of threads, which is part of their environment.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from stubserve.settings.groups import InstanceSettings, LatencySettings
 
 
 def assign(instances: Sequence[Instance], specs: Sequence[InstanceSpec]) -> list[Instance | InstanceSpec]:
-    """For each of `specs` an instance that may stay for it, else itself. Instances that are not ready do not stay."""
+    """For each of `specs` an instance that may stay for it, else the spec itself. Only ready instances stay."""
     spare: dict[Any, list[Instance]] = {}
     for instance in instances:
         if instance.state is InstanceState.READY:
@@ -63,7 +62,7 @@ def assign(instances: Sequence[Instance], specs: Sequence[InstanceSpec]) -> list
 
 @dataclass(frozen=True, eq=False)
 class InstanceUpdate:
-    """What `model` is to be served by: `instances`, of which `started` are new and ready. `config` says the same."""
+    """The change of `model` to `instances`, with `config`; those in `started` are new and ready."""
 
     model: InstanceModel
     instances: list[Instance]
@@ -71,14 +70,14 @@ class InstanceUpdate:
     config: Any
 
     def commit(self, stop_timeout_s: float) -> list[asyncio.Task[None]]:
-        """Lets it be so. Instances that go finish what they have, and then have `stop_timeout_s` to finalize.
+        """Makes the change. Leaving instances finish their work, and then have `stop_timeout_s` to finalize.
 
-        The tasks are done when those of them are gone that a load waits for.
+        The tasks are done when those instances are gone that a load waits for.
         """
         return self.model.change_instances(self.instances, self.config, stop_timeout_s)
 
     def undo(self, stop_timeout_s: float) -> None:
-        """Leaves everything as it was; the new instances end."""
+        """Keeps the old instances; the new ones end."""
         for instance in self.started:
             self.model.retire(instance, stop_timeout_s)
 
@@ -91,10 +90,9 @@ _FAILED_LOAD_GRACE_S = 1.0
 class Loader:
     """Starts model versions.
 
-    Models complete their configurations if they are to (`completes`). `latencies` are the distributions that are
-    measured, None where nobody can read them. `cache` is the server's response cache, if it has one,
-    `limiter` has its instances share resources. `tracing` gives a model's by its name. Without `hints` somebody else
-    says what sources may have wrong.
+    Models complete their configurations if `completes` is set. `latencies` are the distributions to measure, None if
+    they cannot be read. `cache` is the server's response cache, if any; `limiter` lets instances share resources.
+    `tracing` gives a model's tracing by name. Without `hints` another part names likely mistakes in sources.
     """
 
     def __init__(
@@ -120,7 +118,7 @@ class Loader:
         self._booting = asyncio.Lock()
 
     async def start(self, candidate: Candidate, version: int, services: Services) -> ServedModel:
-        """One version with all its instances ready. Raises ServeError; then nothing of it is left."""
+        """One version with all its instances ready. Raises ServeError; then nothing of the version is left."""
         folder, config = candidate.folder, candidate.config
         if config.platform == ENSEMBLE_PLATFORM:
             ensemble = await start_ensemble(candidate, version, services.models, self._settings.max_queue_size)
@@ -171,21 +169,21 @@ class Loader:
                 model.sleep_after(self._settings.sleep_after_secs, asleep)
         except BaseException:
             if first is not None:
-                await first.kill()  # its instance may not have got to it
+                await first.kill()  # its instance may not have taken it over
             if model is not None:
                 model.unlimit(model.instances)
             raise
         return model
 
     def _starts_asleep(self, candidate: Candidate) -> bool:
-        """Whether its first request is to start it: its configuration needs nothing of the model."""
+        """Whether its first request starts it: its configuration needs no completion by the model."""
         complete = candidate.has_config and candidate.config.input and candidate.config.output
         return self._settings.start_asleep and bool(complete)
 
     async def update(self, model: InstanceModel, candidate: Candidate, services: Services) -> InstanceUpdate:
-        """The instances that a version which serves is to have by `candidate`, which differs in nothing else.
+        """The change of a serving version's instances to those of `candidate`, which has no other difference.
 
-        Those that are missing are started. Raises ServeError; then nothing is left of them.
+        Missing instances are started. Raises ServeError; then nothing is left of them.
         """
         launcher, _, _ = await self._launchers.of(candidate, model.version, services)
         config = with_instances(model.config, candidate.config)
@@ -205,12 +203,12 @@ class Loader:
         return InstanceUpdate(model, instances, started, config)
 
     async def _warm_up(self, model: InstanceModel, folder: Path) -> WarmUp:
-        """What instances execute before they are ready. Raises ServeError. In a thread, as samples may be files."""
+        """The samples to execute before instances are ready, from files, so in a thread. Raises ServeError."""
         samples = await asyncio.to_thread(read_samples, model.config, model.signature, folder)
         return WarmUp(model, samples, self._memory)
 
     def _check_limits(self, config: Any, specs: Sequence[InstanceSpec]) -> None:
-        """Raises ServeError INVALID_ARG where an instance asks for more of a resource than there is."""
+        """Raises ServeError INVALID_ARG if an instance asks for more of a resource than there is."""
         if self._limiter is not None:
             self._limiter.check([(spec.resources, spec.device_id) for spec in specs])
         elif any(group.HasField("rate_limiter") for group in config.instance_group):
@@ -229,13 +227,13 @@ class Loader:
                 model.name,
             )
         elif model.config.model_transaction_policy.decoupled:
-            # Only an ensemble gets so far: it is decoupled because a member is.
+            # Only an ensemble gets here: it is decoupled because a member is.
             log.warning("model '%s': 'response_cache' has no effect, as its members are decoupled", model.name)
         else:
             model.use_cache(cache, model.identity if cache.is_shared else of_load())
 
     def _latencies(self, config: Any) -> Latencies | None:
-        """Where the model's latencies are counted, None if nobody wants them."""
+        """The counts of the model's latencies, None if they are switched off."""
         measured = self._measured
         if measured is None:
             return None
@@ -258,7 +256,7 @@ class Loader:
     async def _complete(
         self, launcher: Launcher, instance: str, config: Any, has_config_file: bool
     ) -> tuple[Stub | None, Any, str]:
-        """The configuration as the model wants it: (a stub that may serve or None, configuration, its JSON)."""
+        """The configuration as completed by the model: (a stub that may serve or None, configuration, its JSON)."""
         stub = launcher.boot(instance)
         try:
             if not await stub.handshake.imported():
@@ -284,7 +282,7 @@ class Loader:
         warm_up: WarmUp,
         first: Stub | None = None,
     ) -> list[Instance]:
-        """Instances that are still to be started; `first` is a stub for the first of them, which has imported."""
+        """Instances that are still to be started; `first` is a stub for the first, with the model imported."""
         ready_stubs = {id(specs[0]): first} if first is not None else {}
 
         def launch_for(spec: InstanceSpec) -> Callable[[Instance], Any]:
@@ -294,7 +292,7 @@ class Loader:
                     if stub is None:
                         async with self._booting:
                             stub = launcher.boot(spec.name)
-                            # Making a process stops the event loop for some milliseconds. Requests go first.
+                            # The start of a process stops the event loop for some milliseconds. Requests go first.
                             await asyncio.sleep(0)
                         await stub.handshake.imported()
                     await launcher.initialize(stub, spec, model.config, config_json)
@@ -314,7 +312,7 @@ class Loader:
 
 
 async def _start_all(instances: Sequence[Instance]) -> None:
-    """Returns when all are ready; when one fails, all are ended."""
+    """Returns when all are ready; if one fails, all are ended."""
     starting = [asyncio.ensure_future(one.start()) for one in instances]
     try:
         await asyncio.gather(*starting)
@@ -327,9 +325,9 @@ async def _start_all(instances: Sequence[Instance]) -> None:
 
 
 async def _differs(model: InstanceModel, launcher: Launcher, instance: str) -> bool:
-    """Whether the files that an instance has just started from are others than those that `model` was loaded with.
+    """Whether an instance has just started from other files than those that `model` was loaded with.
 
-    They may be saved before a stub is started again, and then its answers are no answers of this identity.
+    Files may change before a stub is started again; then its answers do not belong to this identity.
     """
     if not model.identity:
         return False

@@ -1,16 +1,16 @@
-"""What the stubs of a model version run: the model's own `model.py`, that of a backend written in Python, or a backend
-that is built in.
+"""The program of a model version's stubs: the model's own `model.py`, that of a backend written in Python, or a
+built-in backend.
 
-A backend named `X` that is no compiled library lies in `<backend directory>/X/model.py` and serves every model whose
-configuration says `backend: "X"`; the version folders of those hold whatever it reads. The rules are upstream's, from
-real Triton 2.51: a library `libtriton_X.so` goes before `model.py` and is looked for in the version's folder, the
-model's and the backend's; `runtime` in the configuration names the file and ends the search; a served model's `runtime`
-says `model.py`. Libraries cannot be loaded here, so one that is found is refused by name.
+A backend named `X` without a compiled library lies in `<backend directory>/X/model.py` and serves every model with
+`backend: "X"`; the version folders of these models hold the files that it reads. The rules are upstream's, from real
+Triton 2.51: a library `libtriton_X.so` goes before `model.py` and is searched in the version's folder, the model's and
+the backend's; `runtime` in the configuration names the file and ends the search; a served model's `runtime` is
+`model.py`. Libraries cannot be loaded here, so a found library is refused by name.
 
-A backend that is built in (`stubserve_stub.backends`) stands for the library of that name, in the backend directory of
-a Triton installation for instance. A `model.py` alone there goes before it, and so does a library of the model's own.
-It runs in the server's own environment, or in the model's if it needs packages. One that serves modules in Python, too
-(pytorch), stands for the `model.py` in that directory as well, where there is none.
+A built-in backend (`stubserve_stub.backends`) replaces the library of that name, for instance in the backend directory
+of a Triton installation. A lone `model.py` there goes before it, and so does a library of the model's own. It runs in
+the server's own environment, or in the model's if it needs packages. A built-in backend that also serves modules in
+Python (pytorch) replaces a missing `model.py` in that directory, too.
 """
 
 from __future__ import annotations
@@ -26,16 +26,13 @@ from stubserve.errors import ServeError, internal, invalid, unsupported
 from stubserve.instances.launcher import Program
 
 _RUNTIME = "model.py"
-# The backends for which a batch is one tensor; with others these parts have no effect in Triton either
+# The backends for which a batch is one tensor; with others these fields have no effect in Triton either
 _GATHERING = ("onnxruntime", "pytorch")
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
 def find_program(config: Any, model_dir: Path, version: int, backend_directory: Path) -> Program:
-    """The program of one version of a model whose configuration is normalised.
-
-    Raises ServeError with upstream's texts; UNSUPPORTED for a compiled backend.
-    """
+    """The program for a model with normalised configuration. Raises ServeError; UNSUPPORTED for a compiled backend."""
     program = locate_program(config, model_dir, version, backend_directory)
     check_python_parameters(config)
     return program
@@ -89,7 +86,7 @@ def _program_of_backend(config: Any, model_dirs: tuple[Path, ...], backend_direc
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name stays in the folder that it is looked for in."""
+    """Whether a name stays in its own folder."""
     return "/" not in name and name not in (".", "..") and "\0" not in name
 
 
@@ -122,17 +119,14 @@ def _compiled(what: str, library: Path) -> ServeError:
 
 
 async def environment_of(program: Program, environments: Environments, config: Any, model_dir: Path) -> Environment:
-    """The environment that a configuration names, else the one that came with its backend, else the server's.
-
-    Raises ServeError.
-    """
+    """The environment of the configuration, else that of its backend, else the server's. Raises ServeError."""
     if program.backend not in IN_ENVIRONMENTS:
         return Environment()
     return await environments.find(named_in(config) or str(program.default_environment or ""), model_dir)
 
 
 def missing_parts(config: Any) -> list[tuple[str, str]]:
-    """Fields of a configuration that have no effect: (field, words)."""
+    """Fields of a configuration that have no effect: (field, text)."""
     why = f"has no effect with backend '{config.backend}', which gets each request by itself"
     parts = () if config.backend in _GATHERING else ("batch_input", "batch_output")
     return [(part, f"'{part}' {why}") for part in parts if getattr(config, part)]

@@ -1,7 +1,7 @@
-"""Models that no longer serve: they finish the requests that they have, and go.
+"""Models that no longer serve: they finish their requests, and end.
 
-Whatever goes wrong on the way out is logged and stops nobody else's: the entries that wait always end, and the folder
-of a model that was made of files always goes.
+Errors on the way out are logged and do not affect other models: the waiting entries always end, and the folder of a
+model that was made of files is always removed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _MODEL_GRACE_S = 1.0
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """What one load has started, and from what."""
+    """The models of one load, and its candidate."""
 
     candidate: Candidate
     models: list[ServedModel]
 
 
 class Retiring:
-    """All that are on their way out. Stubs get `stop_timeout_s` to finalize once their requests are answered."""
+    """All models on their way out. Stubs get `stop_timeout_s` to finalize once their requests are answered."""
 
     def __init__(self, registry: Registry, stop_timeout_s: float) -> None:
         self._registry = registry
@@ -37,9 +37,9 @@ class Retiring:
         self._tasks: dict[asyncio.Task[None], Loaded] = {}
 
     def begin(self, loaded: Loaded, leaving: Sequence[VersionEntry] = (), *, patient: bool = True) -> None:
-        """Lets models finish what they have, and go; `leaving` are the entries that wait for it.
+        """Lets models finish their work, and end; `leaving` are the entries that wait for it.
 
-        One that is not `patient` is ended where a batch takes as long as stubs have to finalize.
+        Unless `patient`, a model is ended if a batch takes as long as stubs have to finalize.
         """
         patience_s = 0.0 if patient else max(self._stop_timeout_s - _MODEL_GRACE_S, _MODEL_GRACE_S)
         task = asyncio.get_running_loop().create_task(self._retire(loaded, leaving, patience_s))
@@ -50,7 +50,7 @@ class Retiring:
         return [model for loaded in self._tasks.values() for model in loaded.models]
 
     async def drain(self, timeout_s: float) -> None:
-        """Waits until all are gone; after `timeout_s` they are ended."""
+        """Waits until all are gone; ends them after `timeout_s`."""
         if not self._tasks:
             return
         _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
@@ -89,7 +89,7 @@ class Retiring:
 
 
 async def _stop(model: ServedModel, timeout_s: float) -> bool:
-    """Ends a model; whether nothing went wrong, which is in the log."""
+    """Ends a model. Logs errors, and returns whether there were none."""
     try:
         await model.stop(timeout_s)
     except Exception:

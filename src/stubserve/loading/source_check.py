@@ -13,13 +13,13 @@ from pathlib import Path
 
 _CLASS = "TritonPythonModel"
 _HOOKS = ("auto_complete_config", "initialize", "execute", "is_ready", "finalize")
-# How alike two names are, from 0 to 1, from which on one is taken for a slip of the other
+# The likeness of two names, from 0 to 1, from which one is taken for a misspelling of the other
 _ALIKE = 0.8
 
 
 @dataclass(frozen=True)
 class SourceProblem:
-    """`line` counts from 1; 0 where it is about the whole file. A warning is what may be meant so."""
+    """A problem in a source. `line` counts from 1; 0 for the whole file. A warning may be intended code."""
 
     line: int
     text: str
@@ -27,9 +27,9 @@ class SourceProblem:
 
 
 def source_problems(file: Path, runs_here: bool) -> Iterator[SourceProblem]:
-    """What is wrong with the file of a model or backend; `runs_here` says that this interpreter is the one to run it.
+    """The problems in the file of a model or backend.
 
-    Else a syntax error is only a warning: the model's own interpreter may know more than this one.
+    Unless it `runs_here`, in this interpreter, a syntax error is only a warning: the model may have another one.
     """
     try:
         tree = ast.parse(file.read_bytes(), str(file))
@@ -60,7 +60,7 @@ def source_problems(file: Path, runs_here: bool) -> Iterator[SourceProblem]:
 
 
 def misspelt_hooks(file: Path) -> list[SourceProblem]:
-    """The methods of a model that are nearly hooks; none where the file cannot be read or parsed, or has no class."""
+    """The methods of a model that are nearly hooks; none if the file cannot be read or parsed, or has no class."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except (OSError, SyntaxError, ValueError):
@@ -88,7 +88,7 @@ def _slips(model: ast.ClassDef) -> Iterator[SourceProblem]:
 
 
 def _bound_names(node: ast.Module | ast.ClassDef) -> set[str]:
-    """Names that an import or an assignment makes, whatever they are then."""
+    """Names that an import or an assignment makes, whatever their values."""
     names: set[str] = set()
     for statement in node.body:
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -100,7 +100,7 @@ def _bound_names(node: ast.Module | ast.ClassDef) -> set[str]:
 
 
 def _may_come_from_elsewhere(tree: ast.Module) -> bool:
-    """Whether the class may appear in a way that this does not follow: in an `if` or `try`, by `import *` or `exec`."""
+    """Whether the class may come about in a way unseen here: in an `if` or `try`, by `import *` or `exec`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name == _CLASS:
             return True

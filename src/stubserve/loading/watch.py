@@ -1,13 +1,13 @@
-"""Watching the repository (`--model-control-mode=poll`): what lies on disk is what is served.
+"""Watching the repository (`--model-control-mode=poll`): the models on disk are the served ones.
 
-A model is loaded anew when anything in its folder has changed since the look that came before its last load
-(`contents`), and unloaded when its folder is gone. Files are not written all at once, so a look may see half of a
-change: a load that fails is tried again at the next look, as upstream does, and what served before goes on meanwhile.
-While the folder stays as it is, more and more looks go by between tries, and the log has one mistake once.
+A model is loaded again when anything in its folder has changed since the look before its last load (`contents`), and
+unloaded when its folder is gone. Files are not written all at once, so a look may see half of a change: a failed load
+is tried again at the next look, as upstream does, and the old versions go on meanwhile. While the folder stays the
+same, more and more looks pass between tries, and each mistake is logged once.
 
-With `serve --dev` there is a look as soon as files have changed (`occasions`), in place of one every few seconds, and
-what was loaded is checked as `stubserve check` does. The check is a process of its own, because it collects what the
-repository's code writes to the log.
+With `serve --dev` there is a look as soon as files have changed (`occasions`), not every few seconds, and each loaded
+model is checked as `stubserve check` does. The check is a process of its own, because it collects what the repository's
+code writes to the log.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from stubserve.settings.groups import RepositorySettings
 
 log = logging.getLogger("stubserve.repository")
 
-# With --dev, where the system does not tell of changes
+# With --dev, if the system does not report changes
 _DEV_INTERVAL_S = 1.0
-# How long nothing happens until a watch has begun for sure
+# After this time without a change, the watch has certainly begun
 _QUIET_MS = 500
-# How many looks a load that fails is left out for, at most
+# The most looks that leave out a failed load
 _MOST_LEFT_OUT = 64
 
 
@@ -51,7 +51,7 @@ class _Failure:
 
 
 class RepositoryWatch:
-    """`load` says which of several models could be loaded, `changed` hears of each that is not tried just again.
+    """`load` returns which of several models could be loaded. `changed` is called for each, but not for retries.
 
     `checks` is the command that checks the repositories.
     """
@@ -69,12 +69,12 @@ class RepositoryWatch:
         self._unload = unload
         self._changed = changed
         self._checks = checks
-        # What the last load of each model has served from, None for one that no load has succeeded with
+        # The contents of each model's last load, None if no load has succeeded
         self._seen: dict[str, Contents | None] = {}
         self._failures: dict[str, _Failure] = {}
 
     async def look(self) -> bool:
-        """Loads what is new or changed, unloads what is gone; whether everything is as on disk now.
+        """Loads new and changed models, unloads missing ones. Returns whether all models match the disk now.
 
         Raises ServeError if a repository cannot be read.
         """
@@ -105,20 +105,20 @@ class RepositoryWatch:
 
     def _is_due(self, name: str, contents: Contents) -> bool:
         if self._seen.get(name) == contents:
-            self._failures.pop(name, None)  # what was wrong has been taken back
+            self._failures.pop(name, None)  # the change that failed has been undone
             return False
         failure = self._failures.get(name)
         return failure is None or failure.contents != contents or failure.is_due()
 
     def _look_at_all(self) -> tuple[dict[str, Contents], bool, dict[str, Path]]:
-        """What lies in each model's folder, whether each name is in one repository only, and the folders."""
+        """The contents of each model's folder, whether each name is in one repository only, and the folders."""
         found = self._repositories.survey()
         folders = {name: folder.path for name, folder in found.models.items()}
         return {name: contents_of(path) for name, path in folders.items()}, not found.duplicates, folders
 
 
 async def _tell_problems(command: Sequence[str], folders: Sequence[Path]) -> None:
-    """Logs what `stubserve check` (`command`) finds in the folders of some models."""
+    """Logs the findings of `stubserve check` (`command`) in the folders of some models."""
     check = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         printed, _ = await check.communicate()
@@ -140,7 +140,7 @@ async def occasions(settings: RepositorySettings, sleep: Callable[[float], Await
         try:
             async for _ in _changes(settings.paths):
                 yield
-        except (OSError, RuntimeError) as error:  # there is a limit on what may be watched
+        except (OSError, RuntimeError) as error:  # the number of watched files is limited
             log.warning("files cannot be watched, so they are checked every second: %s", error)
     while True:
         await sleep(interval)
@@ -148,13 +148,13 @@ async def occasions(settings: RepositorySettings, sleep: Callable[[float], Await
 
 
 async def _changes(repositories: Sequence[Path]) -> AsyncIterator[None]:
-    """Yields when it has begun to watch, and whenever files have changed since and were left alone for a moment."""
-    # Imported only where somebody writes models: a server needs none of it.
+    """Yields when the watch has begun, and after each change once files have been left alone for a moment."""
+    # Imported only with --dev: a server does not need it.
     from watchfiles import awatch
 
     began = False
     watched = [*repositories, *_linked_folders(repositories)]
-    # Its own filter leaves out what Python and editors write beside the files that people save.
+    # Its own filter leaves out files that Python and editors write beside the saved ones.
     async for changed in awatch(*watched, debounce=200, rust_timeout=_QUIET_MS, yield_on_timeout=True):
         if not began:
             log.info("watching %s for changes", ", ".join(map(str, repositories)))
@@ -164,6 +164,6 @@ async def _changes(repositories: Sequence[Path]) -> AsyncIterator[None]:
 
 
 def _linked_folders(repositories: Sequence[Path]) -> list[Path]:
-    """Folders that links in a repository lead to: a watch does not follow those."""
+    """Folders that links in a repository lead to: the watch does not follow links."""
     links = (path for repository in repositories for depth in ("*", "*/*") for path in repository.glob(depth))
     return [link.resolve() for link in links if link.is_symlink() and link.is_dir()]

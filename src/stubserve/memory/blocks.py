@@ -1,8 +1,8 @@
-"""Memory of the arena as the parent counts it: blocks are what is allocated and freed, spans what tensors lie in.
+"""Memory of the arena as the parent counts it: blocks are allocated and freed, tensors lie in spans.
 
-A block is one allocation, and may hold many tensors: the body of an HTTP request is one block with all of its inputs.
-A span is what belongs to one of them. Whether a model may write to memory is a property of the span, so that an input
-which several models read does not make read-only what lies beside it.
+A block is one allocation, and may hold many tensors: an HTTP body is one block with all of its inputs. A span is the
+part of one tensor. The permission to write belongs to the span. So an input that several models read does not make its
+neighbours read-only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from stubserve_stub.wire.places import InRegion
 class Block:
     """One allocation in the arena, shared by reference count; `release` is called once, when the count falls to zero.
 
-    `view` is the memory (writable bytes), `offset` its place in the arena. A holder calls `hold()` before it keeps the
-    block longer than whoever gave it, and `drop()` when it is done. Not thread-safe: blocks live on the event loop.
+    `view` is the memory (writable bytes), `offset` its place in the arena. A holder calls `hold()` to keep the block
+    longer than the giver does, and `drop()` when it is done. Not thread-safe: blocks live on the event loop.
     """
 
     __slots__ = ("_holders", "_release", "nbytes", "offset", "view")
@@ -38,7 +38,7 @@ class Block:
             self._release(self)
 
     def whole(self) -> Span:
-        """All of it as one span, which takes over the caller's hold."""
+        """The whole block as one span, which takes over the caller's hold."""
         return Span(self, self.offset, self.nbytes)
 
     def __repr__(self) -> str:
@@ -48,9 +48,9 @@ class Block:
 class Span:
     """The `nbytes` at arena offset `offset` in a block that were given as one tensor.
 
-    All tensors that lie in this memory refer to the same span, the ones that fill it and those that a model has cut
-    out of it. It belongs to one model at a time, which may write to it, unless it is `shared`: then several may have
-    it, and none writes. `returned` says that a model has sent it on once; the second time it becomes shared.
+    All tensors in this memory refer to the same span, also those that a model has cut out of it. A span belongs to one
+    model at a time, which may write to it. A `shared` span may belong to several models, and none writes. `returned`: a
+    model has sent the span on once; the second time the span becomes shared.
 
     `hold()` and `drop()` are the block's: a span lives as long as its block.
     """
@@ -72,13 +72,13 @@ class Span:
         self.block.drop()
 
     def read(self, offset: int, nbytes: int) -> bytes | memoryview:
-        """The bytes of that range, valid while the span is held. Raises ServeError if a client has taken them away."""
+        """The bytes of that range, valid while the span is held. Raises ServeError if its client has removed them."""
         block = self.block
         start = offset - block.offset
         return block.view[start : start + nbytes]
 
     def in_region(self, offset: int, nbytes: int) -> InRegion | None:
-        """Where that range lies in a client's region; None for memory of the arena."""
+        """The place of that range in a client's region; None for memory of the arena."""
         return None
 
     def contains(self, offset: int, nbytes: int) -> bool:
@@ -86,7 +86,7 @@ class Span:
         return self.offset <= offset and offset + nbytes <= self.offset + self.nbytes
 
     def send_on(self) -> None:
-        """A model gives it to somebody else, and keeps it no longer."""
+        """A model passes the span on and does not keep it."""
         if self.returned:
             self.shared = True
         self.returned = True

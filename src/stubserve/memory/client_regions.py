@@ -1,17 +1,15 @@
 """The regions of shared memory that clients have registered: which there are, and how one is opened.
 
-A client names a file in /dev/shm, and from then on its requests say "these bytes of that region" in place of sending
-them. A client that registers makes the server open files, so it is off unless --allow-client-shm says otherwise.
+A client registers a file in /dev/shm. From then on its requests name bytes of that region instead of sending them.
+Registering makes the server open files, so it is off unless --allow-client-shm allows it.
 
-Confinement. A key is a name in /dev/shm as shm_open has it: slashes in front do not count, there are none within, and
-neither `.` nor `..` is one. What is opened is a regular file and no link to one; whether the server may is the kernel's
-business, so a file of another user's is as safe as its permissions. The prefix of Triton's own regions is refused as
-Triton refuses it; this server has no regions with names at all, so there is nothing of its own to find. How many
-regions there are is bounded, because each is a descriptor.
+Confinement. A key is a name in /dev/shm as in shm_open: slashes in front do not count, slashes within are refused, and
+so are `.` and `..`. Only a regular file is opened, never a link. The kernel decides whether the server may open the
+file, so another user's file is as safe as its permissions. The prefix of Triton's own regions is refused as in Triton;
+this server's own memory has no names. The number of regions is bounded, because each needs a descriptor.
 
-A client may make its file smaller at any time. So nothing here maps it: small inputs and strings are read with
-`preadv`, and what is left of it is looked at when a request comes. What stubs do is
-`stubserve_stub.runtime.client_regions`.
+A client may shrink its file at any time, so nothing here maps it. Small inputs and strings are read with `preadv`, and
+the size of the file is checked with each request. The stubs' part is `stubserve_stub.runtime.client_regions`.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _UINT64 = (1 << 64) - 1
 
 
 class ClientRegion:
-    """One region (`memory.regions.Region`). Its descriptor goes with the last that refers to it."""
+    """One region (`memory.regions.Region`). Its descriptor is closed with the last reference to it."""
 
     def __init__(self, name: str, key: str, number: int, descriptor: int, start: int, nbytes: int) -> None:
         self.name = name
@@ -86,11 +84,11 @@ class ClientRegion:
 
 
 class ClientRegions:
-    """All of them. Methods that change or name one raise ServeError, with upstream's texts where upstream has one."""
+    """All regions. Methods that change or name one raise ServeError, with upstream's texts if there are any."""
 
     def __init__(self) -> None:
         self._regions: dict[str, ClientRegion] = {}
-        # Those that have been unregistered while requests use them
+        # Regions that have been unregistered while requests use them
         self._leaving: weakref.WeakValueDictionary[str, ClientRegion] = weakref.WeakValueDictionary()
         self._numbers = 0
         self._most = min(MAX_REGIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
@@ -129,7 +127,7 @@ class ClientRegions:
         self._regions[name] = ClientRegion(name, key, self._numbers, descriptor, offset, nbytes)
 
     def unregister(self, name: str) -> None:
-        """Takes a region from the list, all of them for an empty name; requests that use it go on."""
+        """Removes a region from the list, or all regions for an empty name; requests that use them go on."""
         names = [name] if name else list(self._regions)
         for one in names:
             region = self._regions.pop(one, None)
@@ -137,7 +135,7 @@ class ClientRegions:
                 self._leaving[one] = region
 
     def find(self, name: str, offset: int, nbytes: int) -> RegionPlace:
-        """A piece of a region, for a request that is to keep it. Raises ServeError, with upstream's texts."""
+        """A piece of a region, for a request that keeps the region. Raises ServeError, with upstream's texts."""
         region = self._regions.get(name)
         if region is None:
             raise unknown(name)
@@ -158,7 +156,7 @@ class ClientRegions:
         return name in self._regions or name in self._leaving
 
     def rows(self) -> list[dict[str, str | int]]:
-        """The status of all, by name."""
+        """The status of all regions, by name."""
         listed = {**dict(self._leaving), **self._regions}
         return [listed[name].row() for name in sorted(listed)]
 
@@ -171,7 +169,7 @@ class ClientRegions:
 
 
 def unknown(name: str) -> ServeError:
-    """The refusal of a region that a request names."""
+    """The refusal of an unknown region in a request."""
     return not_found(f"Unable to find shared memory region: '{name}'")
 
 
@@ -184,7 +182,7 @@ def not_cuda(name: str) -> ServeError:
 
 
 def unknown_cuda(name: str) -> ServeError:
-    """There is no region of a GPU's memory."""
+    """The refusal of an unknown region of GPU memory."""
     return not_found(f"Unable to find cuda shared memory region: '{name}'")
 
 
@@ -204,7 +202,7 @@ def _open(key: str) -> int:
         raise refusal
     path = f"{FOLDER}/{name}"
     try:
-        # Before it is opened: opening a device may do something, and opening a pipe may wait.
+        # The check comes before the open: to open a device may have effects, and to open a pipe may block.
         if not stat.S_ISREG(os.lstat(path).st_mode):
             log.warning("refused to register '%s' as shared memory: it is no regular file", path)
             raise refusal

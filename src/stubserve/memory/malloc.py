@@ -1,14 +1,13 @@
-"""Has the C library give back to the system what was allocated in large pieces, as soon as it is freed.
+"""Makes the C library return large pieces of memory to the system as soon as they are freed.
 
-glibc maps pieces above a threshold, which the kernel takes back when they are freed, and cuts all others from a heap
-that only shrinks from its end. The threshold follows what is freed, up to 32 MiB: after the first large body every
-later one would be cut from a heap, one for each thread, and a few small objects behind them would keep hundreds of
-megabytes that nobody uses. Setting the threshold keeps it where it is. It is low enough for the buffers of connections
-over TLS: 400 of them that came and went left 200 MiB with a threshold of 512 KiB, and 60 with this one.
+glibc maps pieces above a threshold, and the kernel takes these back when they are freed. It cuts smaller pieces from a
+heap, one for each thread, that shrinks only from its end. By default the threshold follows the freed sizes, up to 32
+MiB. After the first large body every later one would be cut from a heap, and a few small objects behind it would keep
+hundreds of megabytes unused. A threshold that is set stays fixed. It is low enough for the buffers of TLS connections:
+400 connections that came and went left 200 MiB with a threshold of 512 KiB, and 60 with this one.
 
-Cost: a piece of LARGE_BYTES or more is mapped anew each time, about 0.1 ms for each MiB that is touched; what a busy
-server moves in such pieces lies in the arena, not here. With 64 KiB every read that fills the buffer of connections
-would be such a piece.
+Cost: a piece of LARGE_BYTES or more is mapped anew each time, about 0.1 ms for each MiB that is touched; large data of
+a busy server lies in the arena, not here. With 64 KiB every read that fills a connection's buffer would be mapped.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import contextlib
 import ctypes
 
 LARGE_BYTES = 128 * 1024
-# Free memory at the end of a heap that is kept for what comes next: 128 KiB, were only the threshold set.
+# Free memory to keep at the end of a heap. It would be 128 KiB if only the threshold were set.
 KEPT_BYTES = 8 << 20
 
 _M_TRIM_THRESHOLD = -1
@@ -25,7 +24,7 @@ _M_MMAP_THRESHOLD = -3
 
 
 def give_back_large() -> None:
-    """For this process. Does nothing where the C library has no such setting."""
+    """Sets this for the process. Does nothing if the C library has no such setting."""
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)

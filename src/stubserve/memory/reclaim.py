@@ -1,12 +1,12 @@
-"""Memory that stubs are granted and give back, and when they are asked for it.
+"""Memory that stubs are granted and give back, and when the server asks for it.
 
 A stub keeps free memory warm for its next outputs, and does not know at once that its last ones have been read. So
-before anybody is refused memory, the stubs that could have some to spare are asked for all of it, and so is one that is
-idle. They answer on a thread that is free while their model computes, within a millisecond and 80 µs for each megabyte.
+before memory is refused, all stubs that may have spare memory are asked for it; an idle stub is asked, too. They answer
+within a millisecond and 80 µs for each megabyte, on a thread that is free while their model computes.
 
-A stub that needs memory waits for that (`grant`), while everything else goes on. Code that takes a request in cannot:
-`wait` blocks the event loop, for LONGEST_WAIT_S at most, only when enough could come of it, and not for a stub that
-still owes an answer (its model may be in native code that lets no other thread run).
+A stub that needs memory waits for that (`grant`), while everything else goes on. Code that receives a request cannot:
+`wait` blocks the event loop, for LONGEST_WAIT_S at most. It waits only if the answers may suffice, and not for a stub
+that still owes an answer (its model may be in native code that lets no other thread run).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from stubserve.memory.stub_memory import StubMemory
 LONGEST_WAIT_S = 0.1
 _LONGEST_GRANT_WAIT_S = 1.0
 
-# Less is not worth a message.
+# Fewer bytes are not worth a message.
 _LEAST_BYTES = 64 << 10
 
 
 class StubGrant:
     """The memory that one stub is granted and gives back, in its segment, whose accounts are `outputs`.
 
-    `send` sends the stub a control message. `fileno` is the descriptor on which its own come in, and `read` takes those
-    that are there. `asked` is whether the stub has been asked for what it can spare, and has not answered.
+    `send` sends the stub a control message. `read` takes the stub's own messages, which arrive on the descriptor
+    `fileno`. `asked`: the stub has been asked for its spare memory, and has not answered.
     """
 
     def __init__(
@@ -61,23 +61,23 @@ class StubGrant:
 
     @property
     def spare_bytes(self) -> int:
-        """About how much the stub could give back, 0 where that is not worth a message."""
+        """About how much the stub could give back, 0 if that is not worth a message."""
         unused = self._outputs.unused_bytes
         return unused if unused >= _LEAST_BYTES else 0
 
     def ask_back(self) -> None:
-        """Asks for all that the stub can spare, unless an answer is still due."""
+        """Asks for all spare memory, unless an answer is still due."""
         if not self.asked:
             self.asked = True
             self._send("give_back", frees=self._outputs.take_frees())
 
     def on_idle(self) -> None:
-        """The stub has had nothing to do for a while: what it keeps warm, others may need."""
+        """The stub has been idle for a while: others may need the memory that it keeps warm."""
         if self.spare_bytes:
             self.ask_back()
 
     def on_message(self, message: dict[str, Any]) -> bool:
-        """Hears a control message; False for one that is about something else. Raises ValueError."""
+        """Handles a control message; False if the message is about something else. Raises ValueError."""
         kind = message["kind"]
         if kind == "need":
             granting = asyncio.ensure_future(self._grant(_bytes_in(message["least"]), _bytes_in(message["most"])))
@@ -93,7 +93,6 @@ class StubGrant:
         return True
 
     def close(self) -> None:
-        """The stub is gone."""
         for granting in self._granting:
             granting.cancel()
         self._reclaim.stubs.discard(self)
@@ -109,14 +108,14 @@ class StubGrant:
 
 
 def _bytes_in(message: Any) -> int:
-    """A number of bytes that a stub names. Raises ValueError if it is none."""
+    """A number of bytes in a stub's message. Raises ValueError if it is no such number."""
     if not isinstance(message, int) or message < 0:
         raise ValueError(f"{message!r} is no number of bytes")
     return message
 
 
 class Reclaim:
-    """Asks stubs for memory back; `stubs` are those that there are."""
+    """Asks stubs for memory back; `stubs` are the current ones."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.stubs: set[StubGrant] = set()
@@ -124,11 +123,11 @@ class Reclaim:
         self._news = asyncio.Event()
 
     def on_news(self) -> None:
-        """A stub has given something back, or is gone."""
+        """A stub has given memory back, or is gone."""
         self._news.set()
 
     def wait(self, nbytes: int) -> bool:
-        """Blocks until there is room for `nbytes`, if that is to be had; whether there is."""
+        """Blocks until there is room for `nbytes`, if stubs can give that much. Returns whether there is room."""
         ledger = self._ledger
         waiting = {stub.fileno(): stub for stub in self._who_could_give(nbytes) if not stub.asked}
         if ledger.left + sum(stub.spare_bytes for stub in waiting.values()) < nbytes:
@@ -150,10 +149,7 @@ class Reclaim:
         return ledger.left >= nbytes
 
     async def grant(self, index: int, least: int, most: int) -> int:
-        """Commits from `least` to `most` bytes for a stub's segment, when others have given some back: how many.
-
-        Raises ArenaFull.
-        """
+        """Commits `least` to `most` bytes for a segment, once others gave some; returns the sum. Raises ArenaFull."""
         ledger = self._ledger
         if ledger.left < least:
             waiting = [stub for stub in self._who_could_give(least) if stub.index != index]
@@ -171,6 +167,6 @@ class Reclaim:
         return granted
 
     def _who_could_give(self, nbytes: int) -> list[StubGrant]:
-        """The stubs with something to spare; none, where all of it would not be enough."""
+        """The stubs with spare memory; none if all of it would not be enough."""
         stubs = [stub for stub in self.stubs if stub.spare_bytes]
         return stubs if self._ledger.left + sum(stub.spare_bytes for stub in stubs) >= nbytes else []

@@ -1,9 +1,8 @@
 """Clients' shared memory as requests know it: regions that clients have registered, and pieces of them.
 
-A request that refers to a region keeps it, as an object keeps another: whoever unregisters it meanwhile takes it from
-the list, and its memory goes when the last request is over. What the server itself wants of a region it reads and
-writes through its descriptor, never through a mapping: a region that its client has made smaller is a short read then,
-and nobody's SIGBUS.
+A request keeps the regions that it refers to. Unregistering removes a region only from the list; its memory goes when
+the last request is over. The server reads and writes a region through its descriptor, never through a mapping: if the
+client has shrunk the region, the server gets a short read, and no SIGBUS.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from stubserve_stub.wire.places import InRegion
 
 from stubserve.memory.blocks import Block, Span
 
-# Where regions begin among offsets: the arena ends far before, so that neither is ever taken for the other.
+# Offsets of regions begin here. The arena ends far below, so the two cannot be confused.
 REGION_BASE = 1 << 62
 _NO_MEMORY = memoryview(b"")
 
@@ -22,7 +21,7 @@ _NO_MEMORY = memoryview(b"")
 class Region(Protocol):
     """A region that a client has registered. Stubs know it by `number`; offsets count from its beginning.
 
-    `descriptor` is open for reading and writing; the region is `nbytes` from `start` on in it.
+    It is the `nbytes` from `start` on in the file behind `descriptor`, which is open for reading and writing.
     """
 
     @property
@@ -41,7 +40,7 @@ class Region(Protocol):
     def nbytes(self) -> int: ...
 
     def read(self, offset: int, into: memoryview) -> None:
-        """Fills the memory with what is there. Raises ServeError."""
+        """Fills the memory with the region's bytes. Raises ServeError."""
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Raises ServeError."""
@@ -55,14 +54,14 @@ class RegionPlace(NamedTuple):
     nbytes: int
 
     def read(self) -> memoryview:
-        """What is there now. Raises ServeError."""
+        """The current bytes. Raises ServeError."""
         data = memoryview(bytearray(self.nbytes))
         self.region.read(self.offset, data)
         return data
 
 
 class RegionSpan(Span):
-    """A piece of a region that is an input. A model that looks at it has a private view, so it counts as shared."""
+    """A piece of a region that is an input. Each model has a private view of it, so it counts as shared."""
 
     __slots__ = ("place",)
 
@@ -79,4 +78,4 @@ class RegionSpan(Span):
 
 
 def _released(block: Block) -> None:
-    """Nothing of the arena is freed with it."""
+    """Frees nothing: the block is not in the arena."""

@@ -1,4 +1,4 @@
-"""The server's shared memory as one thing: the arena, what ingress allocates, and the segments for stubs."""
+"""The server's shared memory as one object: the arena, the memory of ingress, and the segments for stubs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ T = TypeVar("T")
 class Memory:
     """The server's shared memory: arena, ledger, heap account, ingress's allocator, and the segments for stubs.
 
-    `stubs_at_work` counts the stubs that have a batch. Where ingress finds no room, stubs are asked for what they do
-    not use (`reclaim`). Then `make_room` is to take memory from a slow client, again and again, until there is room
-    or it says that there is none left.
+    `stubs_at_work` counts the stubs that have a batch. If ingress finds no room, stubs are asked for memory that they
+    do not use (`reclaim`). Then `make_room` takes memory from a slow client, again and again, until there is room or
+    until it returns False.
     """
 
     def __init__(self, limit: int) -> None:
@@ -38,12 +38,12 @@ class Memory:
         self.stubs_at_work = 0
 
     def block(self, nbytes: int) -> Block:
-        """A block of ingress memory. Raises ServeError (503) that names the limit and who holds the memory."""
+        """A block of ingress memory. Raises ServeError (503) that names the limit and the holders of the memory."""
         offset = self._with_room(self.ingress.allocate, nbytes)
         return Block(offset, nbytes, self.arena.view(offset, nbytes), self._free)
 
     def reserve(self, nbytes: int, first: int) -> tuple[Block, int]:
-        """A block with at least its `first` bytes committed, and how many are; the rest is address space only.
+        """A block with at least its `first` bytes committed, and how many bytes are. The rest is only address space.
 
         `grow` commits more of it. Raises ServeError (503).
         """
@@ -59,15 +59,15 @@ class Memory:
         return block, committed
 
     def grow(self, block: Block, nbytes: int) -> int:
-        """Commits the first `nbytes` of a reserved block; how many may be used then. Raises ServeError (503)."""
+        """Commits the first `nbytes` of a reserved block. Returns how many may be used. Raises ServeError (503)."""
         return self._with_room(lambda wanted: self.ingress.grow(block.offset, wanted), nbytes)
 
     def shrink(self, block: Block, nbytes: int) -> None:
-        """Has a reserved block be one of `nbytes`. Raises ServeError (503)."""
+        """Turns a reserved block into one of `nbytes`. Raises ServeError (503)."""
         self._with_room(lambda wanted: self.ingress.shrink(block.offset, wanted), nbytes)
 
     def commit(self, nbytes: int) -> None:
-        """Counts bytes that are kept outside of the arena. Raises ServeError (503)."""
+        """Counts bytes outside of the arena. Raises ServeError (503)."""
         self._with_room(self.ingress.commit, nbytes)
 
     def uncommit(self, nbytes: int) -> None:
@@ -80,7 +80,7 @@ class Memory:
         return block
 
     def spare(self, nbytes: int) -> Block | None:
-        """A block of memory that nobody has to give up for it; None where there is none."""
+        """A block of free memory; None if that would need memory from another holder."""
         try:
             offset = self.ingress.allocate(nbytes)
         except ArenaFull:
@@ -93,7 +93,7 @@ class Memory:
         return self.arena.limit
 
     def held(self) -> dict[str, int]:
-        """Committed bytes by what holds them: tensors of requests, texts and bodies in the heap, outputs of stubs."""
+        """Committed bytes by holder: tensors of requests, texts and bodies in the heap, outputs of stubs."""
         committed = self.ledger.committed()
         ingress = committed.pop(0, 0)
         return {"requests": ingress - self.heap.taken, "heap": self.heap.taken, "stubs": sum(committed.values())}
@@ -109,14 +109,14 @@ class Memory:
         )
 
     def _with_room(self, act: Callable[[int], T], nbytes: int) -> T:
-        """What `act` does with so many bytes, as soon as there is room for them. Raises ServeError (503)."""
+        """The result of `act` for that many bytes, as soon as there is room for them. Raises ServeError (503)."""
         while True:
             try:
                 return act(nbytes)
             except ArenaFull as full:
                 if full.nbytes and self.reclaim.wait(full.nbytes):
                     continue
-                # For what never fits nobody has to go.
+                # A size that never fits takes memory from no client.
                 if nbytes > self.arena.limit or not self.make_room():
                     raise (unavailable if nbytes > self.arena.limit else overloaded)(
                         f"{full}. {self.usage()}"

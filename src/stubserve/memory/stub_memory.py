@@ -13,14 +13,14 @@ from stubserve_stub.wire.ring import SPILLED
 from stubserve.errors import internal
 from stubserve.memory.blocks import Block, Span
 
-# Above this, blocks that have been read are told to the stub at once, rather than with the next message.
+# Above this, the stub is told at once which blocks have been read, not with the next message.
 _MOST_UNREPORTED_BYTES = 32 << 20
 
 
 class SegmentPool:
     """Hands out segments of the arena. Segment 0 belongs to ingress; freed ones are used again, lowest first.
 
-    `most_unreported` is how many bytes of a stub's outputs may have been read without its knowledge.
+    `most_unreported` is how many bytes of a stub's outputs may have been read without the stub knowing it.
     """
 
     def __init__(self, arena: Arena, ledger: Ledger) -> None:
@@ -38,9 +38,9 @@ class SegmentPool:
         return self._next - 1
 
     async def give_back(self, index: int) -> None:
-        """Empties a segment that nobody writes or reads any more: its pages return to the system.
+        """Empties a segment that is no longer written or read: its pages return to the system.
 
-        In a thread, for they may be gigabytes. Until it is done they count, and nobody gets the segment.
+        This runs in a thread, for they may be gigabytes. Until its end the pages count, and the segment stays taken.
         """
         segment = self.arena.segment(index)
         try:
@@ -51,12 +51,11 @@ class SegmentPool:
 
 
 class StubMemory:
-    """What the parent still reads in a stub's segment, and what the stub's model still reads in the parent's.
+    """The parts of a stub's segment that the parent still reads, and of the parent's that the model still reads.
 
-    The stub frees an output when it is told to: `take_frees` collects what to tell it, and rides on the next message;
-    `on_many_frees` is called when there is so much to tell that it should not wait for one.
-    When the stub is dead (`close`), its segment goes back to the pool as soon as the last output has been sent;
-    `emptying` is the task that does it.
+    The stub frees an output when it is told to. `take_frees` collects these outputs for the next message;
+    `on_many_frees` is called when there are too many to wait for one. When the stub is dead (`close`), its segment goes
+    back to the pool as soon as the last output has been sent; `emptying` is the task for that.
     """
 
     def __init__(self, pool: SegmentPool) -> None:
@@ -68,13 +67,13 @@ class StubMemory:
         self.on_many_frees: Callable[[], object] = lambda: None
         self._reading = 0
         self._reading_bytes = 0
-        # By the offset under which the stub knows it; as often as the stub has it
+        # By the stub's offset; one entry for each time that the stub holds it
         self._held: dict[int, list[Span]] = {}
         self._closed = False
         self.emptying: asyncio.Task[None] | None = None
 
     def output(self, offset: int, nbytes: int) -> Block:
-        """A block for what the stub has placed in its segment; its creator is its first holder. Raises ServeError."""
+        """A block for an output in the stub's segment; its creator is its first holder. Raises ServeError."""
         if nbytes < 0 or not 0 <= offset - self._start <= self._pool.arena.span - nbytes:
             raise internal("a stub named memory outside of its segment as its own")
         self._reading += 1
@@ -82,9 +81,9 @@ class StubMemory:
         return Block(offset, nbytes, self._pool.arena.view(offset, nbytes), self._read)
 
     def message(self, data: memoryview, flags: int) -> Message:
-        """The message of a ring's record: in the record or, where that was too small, in the stub's segment.
+        """The message of a ring's record: in the record or, if that was too small, in the stub's segment.
 
-        Raises ValueError and whatever else nonsense makes of itself; ServeError for a place outside of the segment.
+        Raises ServeError for a place outside of the segment; ValueError or any other exception for nonsense.
         """
         if not flags & SPILLED:
             message: Message = unpack(data)
@@ -106,29 +105,29 @@ class StubMemory:
         return frees
 
     def keep_frees(self, frees: list[int]) -> None:
-        """Puts back what `take_frees` gave for a message that could not be sent."""
+        """Puts back the result of `take_frees`, for a message that could not be sent."""
         self._frees[:0] = frees
 
     @property
     def unused_bytes(self) -> int:
-        """About how much of what the stub has been granted it could give back."""
+        """About how much of its granted memory the stub could give back."""
         return self._pool.ledger.of(self.index) - self._reading_bytes
 
     def returned(self, nbytes: int) -> None:
-        """The stub gives back what it had been granted."""
+        """The stub gives granted memory back."""
         self._pool.ledger.uncommit(self.index, nbytes)
 
     def hold(self, offset: int, span: Span) -> None:
-        """The model keeps an input beyond its batch, or is given an output of another; both begin at `offset`."""
+        """The model keeps an input beyond its batch, or gets an output of another model; both begin at `offset`."""
         self._held.setdefault(offset, []).append(span.hold())
 
     def held(self, offset: int) -> Span | None:
-        """What the stub holds at `offset`."""
+        """The span that the stub holds at `offset`."""
         spans = self._held.get(offset)
         return spans[-1] if spans else None
 
     def release(self, offsets: Iterable[int]) -> None:
-        """The last views of these inputs and outputs are gone."""
+        """The stub's last views of these inputs and outputs are gone."""
         for offset in offsets:
             spans = self._held.get(offset)
             if spans:
@@ -137,7 +136,7 @@ class StubMemory:
                     del self._held[offset]
 
     def close(self) -> None:
-        """The stub is gone: it holds nothing any more, nobody writes the segment."""
+        """The stub is gone: it holds nothing, and no longer writes the segment."""
         for spans in self._held.values():
             for span in spans:
                 span.drop()

@@ -1,10 +1,10 @@
-"""Want of memory, told before it hurts: by the kernel's pressure stall information.
+"""Shortage of memory, reported in time by the kernel's pressure stall information.
 
-The kernel is asked for an event when somebody has waited for memory for STALL_US within WINDOW_US: pages are read again
-that were thrown away, or written out. That is before the OOM killer comes, and as long as nothing happens nobody wakes
-up for it. The group's own file is watched where there is one (cgroup v2), else that of the machine.
+The kernel sends an event when processes have waited for memory for STALL_US within WINDOW_US: pages are read again that
+were thrown away, or written out. That is before the OOM killer comes, and costs nothing until it happens. The file of
+the process's own group is watched if there is one (cgroup v2), else the machine's file.
 
-For PRESSED_S after an event memory counts as short. The log says so once a minute; what else comes of it is for others.
+For PRESSED_S after an event memory counts as short. The log says so once a minute; others decide the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from time import monotonic
 
 log = logging.getLogger("stubserve.server")
 
-# A tenth of the time. A user that is not root may only ask for windows of whole times two seconds.
+# A tenth of the time. A user that is not root may only ask for windows of a multiple of two seconds.
 STALL_US, WINDOW_US = 200_000, 2_000_000
 PRESSED_S = 5.0
 _LOG_PAUSE_S = 60.0
@@ -26,7 +26,7 @@ _MACHINE = Path("/proc/pressure/memory")
 
 
 def pressure_file() -> Path:
-    """Where the kernel tells of this process's group, or of the machine."""
+    """The kernel's file for this process's group, or for the machine."""
     try:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             if line.startswith("0::"):
@@ -39,7 +39,7 @@ def pressure_file() -> Path:
 
 
 class MemoryPressure:
-    """Watches on the running loop. `sheds` says what the log is to say becomes of requests meanwhile."""
+    """Watches on the running loop. `sheds` is the log's text about what happens to requests meanwhile."""
 
     def __init__(self, sheds: bool) -> None:
         self._sheds = sheds
@@ -54,7 +54,7 @@ class MemoryPressure:
         return self._until > 0.0 and monotonic() < self._until
 
     def start(self, path: Path | None = None) -> None:
-        """Begins to watch; a kernel that tells nothing is said so, where somebody relies on it."""
+        """Begins to watch. If the kernel gives no such information and a feature relies on it, the log says so."""
         path = pressure_file() if path is None else path
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -70,9 +70,9 @@ class MemoryPressure:
         self.watch(descriptor)
 
     def watch(self, descriptor: int) -> None:
-        """Hears of the events of an open descriptor, which is this object's from now on."""
+        """Handles the events of an open descriptor, which this object then owns."""
         self._descriptor = descriptor
-        # Such events are none of those that an event loop looks for; epoll makes one of them.
+        # The event loop does not look for this kind of event; epoll turns it into a usual one.
         self._events = select.epoll()
         self._events.register(descriptor, select.EPOLLPRI | select.EPOLLET)
         asyncio.get_running_loop().add_reader(self._events.fileno(), self._happened)

@@ -1,4 +1,4 @@
-"""What the server fills in before a model is validated and loaded: backend, file name, policies, instance groups.
+"""The defaults that a model gets before it is validated and loaded: backend, file name, policies, instance groups.
 
 Upstream does this in three places (backend fields and defaults when the repository is read, instance groups when the
 model is created, defaults again after the backend's auto-complete). `normalise` does the first two, `normalise_again`
@@ -18,7 +18,7 @@ _IDLE_MICROSECONDS = 1_000_000
 
 _GROUP = model_config_pb2.ModelInstanceGroup
 
-# Backends that upstream gives two instances on a CPU when the configuration names no count.
+# Backends that get two instances on a CPU in upstream when the configuration gives no count.
 _TWO_ON_CPU = frozenset({"tensorflow", "onnxruntime"})
 
 _LIBTORCH = "pytorch_libtorch"
@@ -28,7 +28,7 @@ _PYTHON_RUNTIME = "model.py"
 
 @dataclass(frozen=True)
 class _Format:
-    """A model format that the server knows by its file: who serves it, what it is called, what it looks like."""
+    """A model format that the server knows by its file: its backend, platform and file name."""
 
     backend: str
     filename: str
@@ -36,7 +36,7 @@ class _Format:
     shape: Literal["file", "directory", "any"]
 
 
-# In the order in which upstream tries them. A backend's first format is the one assumed when nothing else tells.
+# In the order in which upstream tries them. A backend's first format is the default.
 _FORMATS = (
     _Format("tensorflow", "model.savedmodel", "tensorflow_savedmodel", "directory"),
     _Format("tensorflow", "model.graphdef", "tensorflow_graphdef", "file"),
@@ -53,9 +53,8 @@ _FORMATS = (
 class InstanceSpec:
     """One model instance to start. `device_id` is the GPU's number, 0 for kinds CPU and MODEL.
 
-    `traits` are its device and what its group says (serialized) besides name and count: instances that share them can
-    stand in for each other. `resources` are what the rate limiter is to see to: (name, whether all devices share it,
-    how much), and `priority` says how often.
+    `traits` are its device and its group (serialized) without name and count: instances that share them can replace
+    each other. The rate limiter uses `resources`, (name, whether all devices share it, how much), and `priority`.
     """
 
     name: str
@@ -70,9 +69,8 @@ class InstanceSpec:
 def normalise(config: ModelConfig, model_name: str, model_dir: Path, *, gpu_to_cpu: bool = False) -> ModelConfig:
     """A completed copy of `config`, which may be empty (a model without config.pbtxt).
 
-    `model_dir` is the model's folder, looked at for the backend. With `gpu_to_cpu` instance groups for GPUs are taken
-    as if they said KIND_CPU. Raises ServeError INVALID_ARG (no backend can be told), INTERNAL (the folder can not be
-    read).
+    `model_dir` is the model's folder, searched for the backend. With `gpu_to_cpu` instance groups for GPUs become
+    KIND_CPU. Raises ServeError INVALID_ARG (the backend is unknown), INTERNAL (the folder can not be read).
     """
     completed = copy_of(config)
     if not completed.name:
@@ -94,7 +92,7 @@ def copy_of(config: ModelConfig) -> ModelConfig:
 
 
 def gpu_groups(config: ModelConfig) -> list[int]:
-    """The indices of the instance groups that a configuration wants on GPUs, also by only naming some."""
+    """The indices of the instance groups that need GPUs, also those that only name some."""
     return [
         index
         for index, group in enumerate(config.instance_group)
@@ -103,14 +101,14 @@ def gpu_groups(config: ModelConfig) -> list[int]:
 
 
 def normalise_again(config: ModelConfig) -> ModelConfig:
-    """A copy of `config` with the defaults that depend on what auto-complete may have set."""
+    """A copy of `config` with the defaults that depend on fields from auto-complete."""
     completed = copy_of(config)
     _fill_defaults(completed)
     return completed
 
 
 def with_runtime(config: ModelConfig, runtime: str) -> ModelConfig:
-    """`config` itself where its `runtime` says so already, else a copy that does."""
+    """`config` itself if it has this `runtime` already, else a copy that has it."""
     if config.runtime == runtime:
         return config
     completed = copy_of(config)
@@ -119,7 +117,7 @@ def with_runtime(config: ModelConfig, runtime: str) -> ModelConfig:
 
 
 def without_instances(config: ModelConfig) -> ModelConfig:
-    """A copy without instance groups and version policy: what a model cannot change while it serves."""
+    """A copy without instance groups and version policy: the part that cannot change while a model serves."""
     rest = copy_of(config)
     rest.ClearField("instance_group")
     rest.ClearField("version_policy")
@@ -137,8 +135,8 @@ def with_instances(config: ModelConfig, other: ModelConfig) -> ModelConfig:
 def instances_of(config: ModelConfig) -> list[InstanceSpec]:
     """The instances of a normalised configuration in starting order; none for an ensemble.
 
-    Copy `i` of a group is named `<group>_<i>`. A KIND_GPU group has every copy once on each of its GPUs, all of them
-    under one name.
+    Copy `i` of a group is named `<group>_<i>`. A KIND_GPU group has each copy once on each of its GPUs, all with one
+    name.
     """
     specs = []
     for group in config.instance_group:
@@ -177,11 +175,10 @@ _KIND_NAME: dict[int, Literal["CPU", "GPU", "MODEL"]] = {
 
 
 class _VersionContents:
-    """The first version folder's entries, read when first asked for.
+    """The entries of the first version folder, read when first needed.
 
-    First means lexicographic, as upstream; but where upstream takes the first folder of any name
-    (`.ipynb_checkpoints` sorts before `1` and hides the model), here folders named by a number go first and hidden ones
-    never count.
+    First means lexicographic, as upstream. But upstream takes the first folder of any name (`.ipynb_checkpoints` sorts
+    before `1` and hides the model). Here folders with a number go first and hidden ones never count.
     """
 
     def __init__(self, model_dir: Path) -> None:
@@ -228,12 +225,12 @@ def _fill_backend(config: Any, model_name: str, contents: _VersionContents) -> N
 
 
 def _names_file(config: Any, known: _Format) -> bool:
-    """Whether the file of a format becomes part of the configuration."""
+    """Whether the file name of a format becomes part of the configuration."""
     if known.backend != "pytorch":
         return True
-    if config.runtime == _PYTHON_RUNTIME:  # which looks for a module first
+    if config.runtime == _PYTHON_RUNTIME:  # this runtime looks for a module first
         return False
-    # As upstream: not where a platform, or the file itself, has told that it is TorchScript.
+    # As upstream: not if a platform, or the file itself, has already meant TorchScript.
     return known.platform != _LIBTORCH or bool(config.backend and not config.platform)
 
 
@@ -252,12 +249,12 @@ def _format_of(config: Any, contents: _VersionContents) -> _Format | None:
 def _format_of_backend(config: Any, contents: _VersionContents) -> _Format | None:
     formats = [known for known in _FORMATS if known.backend == config.backend]
     if config.platform:
-        # A platform that is not the backend's still gets the backend's file name; validation then names the pair.
+        # A platform of another backend still gets this backend's file name; validation then names the pair.
         matching = [known for known in formats if known.platform == config.platform]
         formats = matching or formats
         return formats[0] if formats else None
     if config.backend == "tensorflow":
-        # The one backend that has no default format: the file must tell.
+        # The one backend without a default format: the file decides.
         for known in formats:
             if config.default_model_filename == known.filename:
                 return known

@@ -1,8 +1,8 @@
 """From text to `ModelConfig`: the protobuf text of `config.pbtxt`, and the JSON of a load override.
 
 A `config.pbtxt` may have placeholders such as `${triton_max_batch_size}`, which a script should have filled in.
-Repositories of TensorRT-LLM and others are kept in this form. Where a value belongs, a placeholder cannot be read; in a
-string it can, and is handed to the model as it stands, which some models take for "not set".
+Repositories of TensorRT-LLM and others are kept in this form. A placeholder in the place of a value cannot be read. A
+placeholder in a string can be read: the model gets it unchanged, and some models take it for "not set".
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _STRING_OR_COMMENT = re.compile(rb"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|#
 
 
 def decode_text(content: bytes) -> str:
-    """The text in a file `config.pbtxt`: UTF-8 with or without a mark in front, but comments may be in any encoding.
+    """The text of a `config.pbtxt`: UTF-8 with or without a byte order mark, but comments may be in any encoding.
 
-    Comments that are not UTF-8 become spaces. Raises UnicodeDecodeError for anything else.
+    Comments that are not UTF-8 become spaces. Raises UnicodeDecodeError for all other bytes that are not UTF-8.
     """
     try:
         return content.decode("utf-8-sig")
@@ -37,7 +37,7 @@ def decode_text(content: bytes) -> str:
 def parse_text(text: str, where: str) -> ModelConfig:
     """Parses protobuf text; `where` is the file's path, for the error.
 
-    Raises ServeError INTERNAL. The text begins as upstream's does and goes on with what upstream only logs to its own
+    Raises ServeError INTERNAL. The text begins as upstream's does. Then it has what upstream writes only to its own
     standard error: line and column (both from 1) and the reason.
     """
     config = ModelConfig()
@@ -48,7 +48,7 @@ def parse_text(text: str, where: str) -> ModelConfig:
         reason = str(error).removeprefix(f"{line}:{column} : ")
         templates = unfilled_templates(text)
         if templates:
-            # What the parser makes of them does not name them
+            # The parser's own error does not name them
             line, column, reason = templates[0].line, templates[0].column, unfilled(templates[0])
             if templates[1:]:
                 others = dict.fromkeys(f"{one.place} (line {one.line})" for one in templates[1:])
@@ -58,11 +58,10 @@ def parse_text(text: str, where: str) -> ModelConfig:
 
 
 def parse_json(text: str | bytes) -> ModelConfig:
-    """Parses the JSON form of a configuration: the `config` parameter of a load request, or what a model returned.
+    """Parses the JSON form of a configuration: the `config` parameter of a load request, or the result of a model.
 
     As upstream: unknown fields are refused, enum names are read in any case, 64-bit integers may be numbers or strings,
-    and a list of one may go without its brackets.
-    Raises ServeError INVALID_ARG.
+    and a list of one needs no brackets. Raises ServeError INVALID_ARG.
     """
     try:
         document = json.loads(text)
@@ -87,7 +86,7 @@ def from_json_dict(document: object) -> ModelConfig:
 def _as_python_reads_it(document: Mapping[str, Any], message: Descriptor) -> dict[str, Any]:
     """A copy in the spelling of Python's parser, which is stricter than C++'s.
 
-    C++'s ignores the case of enum names, and takes one value without brackets for a list of one.
+    C++'s parser ignores the case of enum names, and takes one value without brackets for a list of one.
     """
     fields: dict[str, FieldDescriptor] = {**message.fields_by_camelcase_name, **message.fields_by_name}
     return {key: _in_field(value, fields.get(key)) for key, value in document.items()}
@@ -169,7 +168,7 @@ def kept_templates(text: str) -> list[Template]:
 
 
 def with_words(text: str, templates: Sequence[Template]) -> str:
-    """The text with a word of the same length in the place of each of these placeholders."""
+    """The text with a word of the same length in place of each of these placeholders."""
     for one in templates:
         length = len(one.place)
         text = text[: one.start] + "_" * length + text[one.start + length :]
@@ -177,7 +176,7 @@ def with_words(text: str, templates: Sequence[Template]) -> str:
 
 
 def unfilled(template: Template) -> str:
-    """What is wrong with a placeholder in the place of a value, and what to do."""
+    """The error about a placeholder in the place of a value, with the remedy."""
     return (
         f"{template.place} is a template that has not been filled in. Write a value in its place, or have a script do "
         f"it: tensorrtllm_backend's is tools/fill_template.py -i config.pbtxt {template.name}:VALUE"
@@ -185,5 +184,5 @@ def unfilled(template: Template) -> str:
 
 
 def kept(template: Template) -> str:
-    """What is said of a placeholder in a string."""
+    """The remark about a placeholder in a string."""
     return f"{template.place} is a template that has not been filled in; the model gets it as it stands"

@@ -1,4 +1,4 @@
-"""`ModelConfig`, described as Triton's documentation has it: what a `config.pbtxt` can say.
+"""`ModelConfig` as Triton's documentation describes it: the contents of a `config.pbtxt`.
 
 Numbers and order are Triton's own, because clients send and receive it as protobuf, and its JSON follows the order.
 """

@@ -1,18 +1,18 @@
-"""Protobuf messages from a short description: no generated code, no package that brings it.
+"""Protobuf messages from a short description: without generated code, or a package with such code.
 
-A description has one statement a line, which goes on in lines that are indented:
+A description has one statement a line; indented lines continue it:
 
     enum Color: RED GREEN                    numbered from 0
     message Box: uint32 size = 1; oneof filling { string text = 2; Box inner = 3 }
     message Box.Label: repeated string line = 1; map<string, Color> marks = 2
     service Shop: Buy Sell(stream BuyRequest) returns (stream BuyResponse)
 
-What stands in a message's name before the last dot is the message that it lies in, and what it lies in has to come
-first. A type is looked up from the message outwards, as protobuf does. A method without types takes and returns the
-messages that are called as it is, with `Request` and `Response` behind.
+A message's name before the last dot is its enclosing message, which must come first. A type is looked up from the
+message outwards, as protobuf does. A method without types uses the messages with its own name and `Request` or
+`Response` behind it.
 
-All messages are in one pool of the server's own. The packages that define the same ones may be imported in this process
-as well: their classes are others, and the bytes are the same.
+All messages are in one pool of the server's own. Packages that define the same messages may be imported in this process
+as well: their classes differ, and the bytes are the same.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _METHOD = re.compile(r"(\w+)(?:\((stream )?(\w+)\) returns \((stream )?(\w+)\))?
 
 
 def add_file(name: str, package: str, description: str, uses: tuple[str, ...] = ()) -> SimpleNamespace:
-    """Describes the messages of a file; those of the files that it `uses` are known in it.
+    """Describes the messages of a file, which may use those of the files in `uses`.
 
-    Returns what is in it at the top, by name: message classes, enums, the values of enums; and its `DESCRIPTOR`.
+    Returns the file's top-level contents by name: message classes, enums, the values of enums; and its `DESCRIPTOR`.
     """
     file = FileDescriptorProto(name=name, package=package, syntax="proto3", dependency=uses)
     messages: dict[str, DescriptorProto] = {}

@@ -1,7 +1,7 @@
-"""Reading a `config.pbtxt` to the end although it has mistakes, so that all can be told at once, and where they are.
+"""Reads a `config.pbtxt` to the end in spite of mistakes, so that all can be reported at once, with their places.
 
-Protobuf's parser stops at the first. So the field that it stopped at is blanked out and the rest is read again, until
-all of it is read or nothing more can be told apart (a bracket that is not closed).
+Protobuf's parser stops at the first mistake. So the field at that place is blanked out and the text is read again,
+until all of it is read or no further field can be told apart (a bracket that is not closed).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_VALUE = re.compile(r'Enum type "inference\.([\w.]+)" has no value named (\w+
 
 @dataclass(frozen=True)
 class Mistake:
-    """What could not be read. Line and column count from 1; `path` is that of the field."""
+    """A part that could not be read. Line and column count from 1; `path` is that of the field."""
 
     line: int
     column: int
@@ -38,7 +38,7 @@ class Mistake:
 
 @dataclass
 class Reading:
-    """A configuration as far as it could be read. `complete` is false when the rest of the text is unknown."""
+    """A configuration as far as it could be read. `complete` is false if the rest of the text is unknown."""
 
     config: Any
     source: Source | None
@@ -50,7 +50,7 @@ class Reading:
         return self.source.line_of(path) if self.source is not None else 0
 
     def follows_from_mistake(self, path: FieldPath) -> bool:
-        """Whether what is said of a field may only be so because something beside it could not be read."""
+        """Whether an error about a field may only follow from an unreadable field beside it."""
         for mistake in self.mistakes:
             beside = mistake.path[:-1] or mistake.path
             if tuple(path[: len(beside)]) == beside:
@@ -59,7 +59,7 @@ class Reading:
 
 
 def read_leniently(text: str) -> Reading:
-    """Reads as much of a configuration as there is."""
+    """Reads as much of a configuration as possible."""
     templates = unfilled_templates(text)
     readable = with_words(text, templates)
     try:
@@ -94,7 +94,7 @@ def read_leniently(text: str) -> Reading:
 
 
 def _explained(reason: str) -> str:
-    """Protobuf's words without the excerpt of the text, and with the name that may have been meant."""
+    """Protobuf's words without the excerpt of the text, and with the name that was probably meant."""
     for pattern, kind in ((_NO_FIELD, "field"), (_NO_VALUE, "value")):
         match = pattern.search(reason)
         if match is not None:
@@ -113,13 +113,13 @@ def _names(full_name: str, kind: str) -> list[str]:
 
 
 async def located(error: ServeError, find_file: Callable[[], Path]) -> str:
-    """What the log says of an error that a configuration has caused; the error's own text where nothing is known.
+    """The log's text for an error that a configuration has caused; the error's own text if no more is known.
 
-    Clients get upstream's texts, which have a line and a column at best. The log also has the field that may have been
-    meant, and the other mistakes of the file, as `stubserve check` tells them.
+    Clients get upstream's texts, which have a line and a column at best. The log adds the field that was probably
+    meant, and the other mistakes of the file, as `stubserve check` reports them.
 
-    The file is found (or there is a ServeError) and read in a thread, as disks may be slow. A load that is given up
-    meanwhile has failed all the same, and what is known of that is said.
+    The file is found (or there is a ServeError) and read in a thread, as disks may be slow. If the load is cancelled
+    meanwhile, the error's own text is used.
     """
     try:
         return await asyncio.to_thread(lambda: _located_in(error, find_file()))
@@ -130,7 +130,7 @@ async def located(error: ServeError, find_file: Callable[[], Path]) -> str:
 def _located_in(error: ServeError, file: Path) -> str:
     text = error.log_message.rstrip()
     if text != error.message.rstrip():
-        return text  # it says already where it comes from
+        return text  # the text names its file already
     try:
         content = decode_text(file.read_bytes())
     except (OSError, UnicodeDecodeError):

@@ -1,9 +1,9 @@
-"""`ModelConfig` to the JSON that clients and models see, and back from what `auto_complete_config` returned.
+"""`ModelConfig` to the JSON for clients and models, and back from the result of `auto_complete_config`.
 
-The form is upstream's to the letter, because clients and models index into it: fields by their .proto names in
-declaration order (a oneof's scalars last), every scalar, list and map even when empty, messages and oneof members only
-when set, enums by name, 64-bit integers as numbers. Where upstream's own conversion forgets a field, so does this one
-(`_INT64_AS_TEXT`). The one freedom taken: upstream prints map entries in hash order, which changes from call to call;
+The form is exactly upstream's, because clients and models index into it: fields by their .proto names in declaration
+order (a oneof's scalars last), every scalar, list and map even when empty, messages and oneof members only when set,
+enums by name, 64-bit integers as numbers. If upstream's own conversion forgets a field, so does this one
+(`_INT64_AS_TEXT`). There is one difference: upstream prints map entries in hash order, which changes from call to call;
 here they are sorted.
 """
 
@@ -34,7 +34,7 @@ _INT64 = frozenset(
     }
 )
 
-# Protobuf's JSON writes 64-bit integers as strings. Upstream turns them into numbers field by field and leaves these.
+# Protobuf's JSON writes 64-bit integers as strings. Upstream turns them into numbers field by field and forgets these.
 _INT64_AS_TEXT = frozenset(
     {
         "inference.ModelInstanceGroup.SecondaryDevice.device_id",
@@ -45,7 +45,7 @@ _INT64_AS_TEXT = frozenset(
 
 
 def to_json_dict(config: ModelConfig) -> dict[str, Any]:
-    """The document of GET /v2/models/M/config, which `initialize` receives as text in `args["model_config"]`."""
+    """The document of GET /v2/models/M/config; `initialize` gets it as text in `args["model_config"]`."""
     return _message(config)
 
 
@@ -96,13 +96,13 @@ def _number(value: float) -> float | int | str:
 
 
 def adopt_completed(config: ModelConfig, returned_json: str) -> ModelConfig:
-    """What the server takes over from the configuration that `auto_complete_config` returned.
+    """The configuration with the parts that the server adopts from the result of `auto_complete_config`.
 
-    Only max_batch_size, input, output, the scheduling choice where `config` has none, and decoupled are taken; then
-    defaults are filled in again (`normalise_again`). `config` itself is left alone.
+    Only max_batch_size, input, output, the scheduling choice if `config` has none, and decoupled are taken; then
+    defaults are filled in again (`normalise_again`). `config` itself is not changed.
 
     Raises ServeError INVALID_ARG (the JSON is no ModelConfig, e.g. has an unknown key), INTERNAL (another scheduling
-    choice than configured). `conclude_auto_complete` says what upstream makes of these.
+    choice than configured). `conclude_auto_complete` handles these as upstream does.
     """
     completed = parse_json(returned_json)
     adopted = copy_of(config)
@@ -127,13 +127,11 @@ def adopt_completed(config: ModelConfig, returned_json: str) -> ModelConfig:
 def conclude_auto_complete(
     config: ModelConfig, returned_json: str, *, has_config_file: bool
 ) -> tuple[ModelConfig, str, ServeError | None]:
-    """Upstream's whole treatment of a returned configuration: (what is served, args["model_config"], what went wrong).
+    """Upstream's whole treatment of a returned configuration: (served configuration, args["model_config"], error).
 
     Measured on Triton 2.51: a configuration that can not be adopted does not fail the load. The model is served with
-    what its config.pbtxt says, while `initialize` is handed the returned JSON verbatim; nothing is logged, so the third
-    value is there for the caller to log. Only a model without config.pbtxt fails.
-
-    Raises ServeError NOT_FOUND, for a model without config.pbtxt.
+    its config.pbtxt, while `initialize` gets the returned JSON verbatim. Upstream logs nothing; the caller may log the
+    error. Only a model without config.pbtxt fails: raises ServeError NOT_FOUND.
     """
     try:
         adopted = adopt_completed(config, returned_json)
@@ -156,8 +154,8 @@ def datatype_name(data_type: int) -> str:
 def model_metadata(config: ModelConfig, versions: list[str]) -> dict[str, Any]:
     """The metadata document, keys in upstream's order.
 
-    `versions` are the version asked for, or all that are ready in ascending order. Shapes are the configured dims, not
-    the reshaped ones, with -1 in front for the batch when max_batch_size >= 1; optional inputs are not marked.
+    `versions` are the requested version, or all ready ones in ascending order. Shapes are the configured dims, not the
+    reshaped ones, with -1 in front for the batch when max_batch_size >= 1; optional inputs are not marked.
     """
     batch = [-1] if config.max_batch_size >= 1 else []
     return {

@@ -1,9 +1,9 @@
-"""The text of a `config.pbtxt` as it is written: where each field stands, and how to change one without the rest.
+"""The text of a `config.pbtxt` as written: finds the place of each field, and changes one without the rest.
 
-Protobuf's parser gives the values and forgets the text. For an error's line, and to set a parameter in a file that a
-person wrote, the text is read a second time, into fields with their places; comments and layout stay where they are.
-What this reads is the language of text protobuf without extensions. It knows nothing of the message, so it also reads
-fields that do not exist and values of the wrong type.
+Protobuf's parser gives the values and forgets the text. So the text is read a second time, into fields with their
+places: for the line of an error, and to set a parameter in a file that a person wrote. Comments and layout stay. This
+reads the language of text protobuf without extensions. It does not know the message, so it also reads unknown fields
+and values of the wrong type.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FieldPath = Sequence[str | int]
 
 
 class UnreadableText(Exception):
-    """The text is no text protobuf: brackets or quotes do not match."""
+    """The text is not text protobuf: brackets or quotes do not match."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Field:
-    """`name: value`, or `name [ values ]`; `end` is behind the comma or semicolon where there is one."""
+    """`name: value`, or `name [ values ]`; `end` is behind a following comma or semicolon."""
 
     name: str
     start: int
@@ -56,7 +56,7 @@ class Source:
         self.fields = _Reader(self.text).read()
 
     def line_of(self, path: FieldPath) -> int:
-        """The line (from 1) of a field, or of what encloses it where it is not written; 0 if nothing of it is.
+        """The line (from 1) of a field, else of the nearest enclosing field in the text; 0 if there is none.
 
         After the name of a repeated message comes an index, after that of a map a key.
         """
@@ -100,7 +100,7 @@ class Source:
         return found
 
     def without(self, unwanted: Field) -> Source:
-        """The same text with a field blanked out; all others keep their places."""
+        """The same text with a field blanked out; all other places stay."""
         blank = re.sub(r"[^\n]", " ", self.text[unwanted.start : unwanted.end])
         return Source(self.text[: unwanted.start] + blank + self.text[unwanted.end :])
 
@@ -134,7 +134,7 @@ class Source:
 
 
 def _steps(path: FieldPath) -> Iterator[tuple[str, str | int | None]]:
-    """Names with the index or key behind them. A name behind a name is a field of that message, but for maps."""
+    """Names with their index or key. A name behind a name is a field of that message, except for maps."""
     parts = list(path)
     while parts:
         name = str(parts.pop(0))

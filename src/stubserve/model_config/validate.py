@@ -2,13 +2,13 @@
 
 They come in three parts because upstream reports them at different moments: `validate_model` when the repository is
 read (the load then fails with "failed to poll from model repository"), `validate_instance_groups` when the model is
-created, and those of its tensors after auto-complete, which is why inputs may be missing until then. `validate` does
-everything at once. All raise ServeError INVALID_ARG unless said otherwise. What needs other models to be known
-(an ensemble's steps) is checked where ensembles are loaded.
+created, and those of its tensors after auto-complete, so inputs may be missing until then. `validate` does everything
+at once. All raise ServeError INVALID_ARG unless said otherwise. Checks that need other models (an ensemble's steps) are
+made where ensembles are loaded.
 
 A server fails a load with the first error, as upstream; an author of a configuration wants all of them. So each check
-is a generator of errors that goes on where it can, every error knows its field (`ServeError.path`), and the
-`validate...` functions raise the first one.
+is a generator of errors that goes on if it can, every error knows its field (`ServeError.path`), and the `validate...`
+functions raise the first one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stubserve.model_config.validate_sequence import sequence_problems, state_pr
 _GROUP = model_config_pb2.ModelInstanceGroup
 _DELAY = model_config_pb2.ModelQueuePolicy.DELAY
 
-# A backend that is listed here serves only these platforms, and a platform that is listed only its backend.
+# A backend in this table serves only these platforms, and a platform in it belongs only to its backend.
 _PLATFORMS = {
     "tensorflow": ("tensorflow_savedmodel", "tensorflow_graphdef"),
     "tensorrt": ("tensorrt_plan",),
@@ -34,18 +34,18 @@ _PLATFORMS = {
     "pytorch": ("pytorch_libtorch", "libtorch", "torch_aoti"),
 }
 
-# Each is a process. Far below this a machine is full; far above it even the list of them would be too much.
+# Each is a process. Far fewer already fill a machine; far more would make even their list too large.
 MOST_INSTANCES = 1024
 
 # Labels are the tags behind an underscore, and two underscores are Prometheus' own.
 _METRIC_TAG = re.compile(r"(?!_)[a-zA-Z0-9_]*")
 
-# What is said beyond upstream's words
+# Added to upstream's words
 _ON_THE_CPU = "; --gpu-fallback=cpu serves the model on the CPU"
 
 
 def problems(config: ModelConfig) -> Iterator[ServeError]:
-    """Everything that is wrong with a configuration that is as complete as it will get."""
+    """All errors of a configuration that is final."""
     yield from model_problems(config)
     yield from instance_group_problems(config)
     yield from io_problems(config)
@@ -58,17 +58,17 @@ def validate(config: ModelConfig) -> None:
 
 
 def validate_model(config: ModelConfig) -> None:
-    """Everything but tensors and instance groups."""
+    """Checks all but tensors and instance groups."""
     raise_first(model_problems(config))
 
 
 def validate_instance_groups(config: ModelConfig) -> None:
-    """Kinds and GPUs of the instance groups."""
+    """Checks kinds and GPUs of the instance groups."""
     raise_first(instance_group_problems(config))
 
 
 def validate_directory_name(config: ModelConfig, directory: str) -> None:
-    """A model's name is its directory's, also where config.pbtxt says another."""
+    """A model's name is its directory's, even if config.pbtxt has another."""
     if config.name != directory:
         raise invalid(
             f"unexpected directory name '{directory}' for model '{config.name}', directory name must equal model name"
@@ -76,7 +76,7 @@ def validate_directory_name(config: ModelConfig, directory: str) -> None:
 
 
 def model_problems(config: ModelConfig) -> Iterator[ServeError]:
-    """What is wrong with everything but tensors and instance groups."""
+    """All errors except those of tensors and instance groups."""
     if not config.name:
         yield invalid("model configuration must specify 'name'").at("name")
     yield from _backend_problems(config)
@@ -101,7 +101,7 @@ def model_problems(config: ModelConfig) -> Iterator[ServeError]:
         yield from within(_metric_problems(control), "model_metrics", "metric_control", index)
     for tag in config.metric_tags:
         if _METRIC_TAG.fullmatch(tag) is None:
-            # Real Triton ends here; printed, it would keep the metrics of all models from being read.
+            # Real Triton ends here; printed, the tag would make the metrics of all models unreadable.
             yield invalid(
                 f"metric tag '{tag}' for {config.name} cannot be part of a label: use letters, digits and underscores, "
                 "and no underscore at the beginning"
@@ -166,7 +166,7 @@ def _metric_problems(control: Any) -> Iterator[ServeError]:
 
 
 def instance_group_problems(config: ModelConfig) -> Iterator[ServeError]:
-    """What is wrong with the instance groups, which must be normalised. The server has no GPU to give them.
+    """The errors of the instance groups, which must be normalised. The server has no GPUs.
 
     A group whose kind is still KIND_AUTO is an INTERNAL error.
     """

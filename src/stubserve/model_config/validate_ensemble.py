@@ -1,17 +1,17 @@
 """Checks of an ensemble, in upstream's words.
 
-By itself: its steps are complete and its tensors form a data flow. A tensor is produced by being an ensemble input or
-by one step's output map. It is *ready* when it is an input, or when every tensor that its step reads is ready: the
-least fixed point, so that a loop of steps is never ready.
+By itself: its steps are complete and its tensors form a data flow. A tensor is produced as an ensemble input or by one
+step's output map. It is *ready* when it is an input, or when every tensor that its step reads is ready: the least fixed
+point, so that a loop of steps is never ready.
 
-Against the models of its steps, when it is loaded, because only then their configurations are complete: names, types
-and shapes meet, and so do batches and streams. The first that names a tensor describes it: the ensemble's own inputs
-and outputs, then the steps in their order. Everybody else has to agree. Shapes agree where sizes do, or one of the two
-is variable; a batch dimension may stand for the first dimension of a model that does not batch. So a step that batches
-can feed one that does not, as long as the whole shapes fit.
+Against the models of its steps: this is done at the load, because only then their configurations are complete. Names,
+types and shapes must agree, and so must batches and streams. The first mention of a tensor describes it, in this order:
+the ensemble's own inputs and outputs, then the steps. Later mentions must agree with it. Shapes agree if sizes do, or
+if one of the two is variable; a batch dimension may match the first dimension of a model without batching. So a step
+with batching can feed one without, as long as the whole shapes fit.
 
-A *stream* is what a decoupled model makes of one request: any number of responses. What comes of one stream cannot meet
-what comes of another, because nobody could say which response belongs to which.
+A *stream* is the set of responses that a decoupled model makes of one request. Tensors of two streams cannot meet,
+because it is not defined which response belongs to which.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENSEMBLE_PLATFORM = "ensemble"
 
 
 def members_of(config: Any) -> tuple[str, ...]:
-    """The names of the models that an ensemble's steps name; none for a model of its own."""
+    """The names of the models in an ensemble's steps; none for any other model."""
     if config.platform != ENSEMBLE_PLATFORM:
         return ()
     return tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
@@ -36,7 +36,7 @@ def members_of(config: Any) -> tuple[str, ...]:
 @dataclass
 class _Tensor:
     name: str
-    step: int  # that names it first
+    step: int  # the first that names it
     written: bool = False
     ready: bool = False
     sources: list[_Tensor] = field(default_factory=list)
@@ -64,7 +64,7 @@ def ensemble_problems(config: ModelConfig) -> Iterator[ServeError]:
     yield from _output_problems(config, tensors)
     outputs = {output.name for output in config.output}
     for tensor in tensors.values():
-        # An output may have no reader; whether it is ready was checked above.
+        # An output may have no reader; its readiness was checked above.
         if tensor.name not in outputs and not (tensor.ready and tensor.readers):
             text = f"ensemble tensor '{tensor.name}' is unused in ensemble '{name}'"
             yield invalid(text).at("ensemble_scheduling", "step", tensor.step)
@@ -78,7 +78,7 @@ def _data_flow_problems(config: ModelConfig, tensors: dict[str, _Tensor]) -> Ite
             if not getattr(step, required):
                 yield invalid(f"must specify '{required}' in step {index} of ensemble '{config.name}'").at(*here)
         written = []
-        # Maps come in no order of their own; sorted, the first error is always the same.
+        # Maps have no order. Sorted, the first error is always the same.
         for target in sorted(step.output_map.values()):
             tensor = tensors.setdefault(target, _Tensor(target, index))
             if tensor.written:
@@ -96,7 +96,7 @@ def _data_flow_problems(config: ModelConfig, tensors: dict[str, _Tensor]) -> Ite
 
 
 def _input_problems(config: ModelConfig, tensors: dict[str, _Tensor]) -> Iterator[ServeError]:
-    """Marks what is ready, beginning with the inputs."""
+    """Marks ready tensors, beginning with the inputs."""
     queue = []
     for index, model_input in enumerate(config.input):
         tensor = tensors.get(model_input.name)
@@ -129,7 +129,7 @@ def _output_problems(config: ModelConfig, tensors: dict[str, _Tensor]) -> Iterat
 
 
 def _first_unconnected(tensor: _Tensor) -> _Tensor:
-    """Follows sources that are not ready up to one that has none, or to where a loop closes."""
+    """Follows sources that are not ready up to one without sources, or to where a loop closes."""
     seen: set[str] = set()
     while True:
         source = next((s for s in tensor.sources if not s.ready and s.name not in seen), None)
@@ -141,7 +141,7 @@ def _first_unconnected(tensor: _Tensor) -> _Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Description:
-    """What `model` says of a tensor; `whole` is the shape with the batch dimension that it may have."""
+    """A tensor as `model` describes it; `whole` is the shape with the batch dimension, if any."""
 
     model: str
     datatype: int
@@ -172,16 +172,16 @@ def member_problems(config: ModelConfig, members: Mapping[str, ModelConfig]) -> 
 def is_decoupled(config: ModelConfig, members: Mapping[str, ModelConfig]) -> bool:
     """Whether an ensemble may answer any number of times, because a model in it does.
 
-    Raises ServeError INVALID_ARG where a step, or the caller, would get tensors of several streams.
+    Raises ServeError INVALID_ARG if a step, or the caller, would get tensors of several streams.
     """
-    # The stream that each tensor comes of; 0 is the request itself
+    # The stream that each tensor belongs to; 0 is the request itself
     streams = {tensor.name: 0 for tensor in config.input}
     steps = list(config.ensemble_scheduling.step)
     count = 0
     while steps:
         ready = [step for step in steps if all(tensor in streams for tensor in step.input_map.values())]
         if not ready:
-            break  # a cycle, which is told elsewhere
+            break  # a cycle, which is reported elsewhere
         for step in ready:
             steps.remove(step)
             stream = _only_stream(config.name, step.model_name, [streams[name] for name in step.input_map.values()])
@@ -211,7 +211,7 @@ def _step_problems(
 ) -> Iterator[ServeError]:
     inputs = {tensor.name: tensor for tensor in member.input}
     outputs = {tensor.name: tensor for tensor in member.output}
-    # Maps come in no order of their own; sorted, the first error is always the same.
+    # Maps have no order. Sorted, the first error is always the same.
     for name, tensor in sorted(step.input_map.items()):
         if name not in inputs:
             yield invalid(
@@ -240,7 +240,7 @@ def _step_problems(
 def _disagreement(
     ensemble: str, tensor: str, new: _Description, known: dict[str, _Description]
 ) -> Iterator[ServeError]:
-    """The error, if there is one, of describing a tensor otherwise than whoever named it first."""
+    """The error, if a description of a tensor differs from the first one."""
     old = known.setdefault(tensor, new)
     where = f"in ensemble {ensemble}, ensemble tensor {tensor}: "
     if old.datatype != new.datatype:

@@ -75,7 +75,7 @@ def _are_dims(dims: Sequence[int]) -> bool:
 
 
 def _reshape_problems(dims: Sequence[int], shape: Sequence[int], prefix: str) -> Iterator[ServeError]:
-    """Both sides must hold the same number of elements, between any two variable dimensions as well as in all.
+    """Both sides must have the same number of elements, in all and between any two variable dimensions.
 
     [2, 4, -1, 6] to [8, -1, 1, 6] passes. An empty shape, a scalar, counts as one element.
     """
@@ -90,7 +90,7 @@ def _reshape_problems(dims: Sequence[int], shape: Sequence[int], prefix: str) ->
 
 
 def _chunk_sizes(dims: Sequence[int]) -> list[int]:
-    """The products of what lies between variable dimensions; a single one if there is no variable dimension."""
+    """The products of the dimensions between variable ones; a single product if there is no variable dimension."""
     cuts = [index for index, dim in enumerate(dims) if dim == _WILDCARD]
     starts, ends = [0, *(cut + 1 for cut in cuts)], [*cuts, len(dims)]
     return [prod(dims[start:end]) for start, end in zip(starts, ends, strict=True)]
@@ -126,7 +126,7 @@ def _source_count_problems(
     direction: str, kinds: Any, batch_io: Any, here: tuple[str | int, ...]
 ) -> Iterator[ServeError]:
     if batch_io.kind not in kinds.values():
-        # Protobuf has no name for it, and upstream prints the empty one it gets.
+        # Protobuf has no name for this kind, and upstream prints the empty one.
         yield invalid(f"unknown batch {direction} kind ''").at(*here, "kind")
         return
     count = len(batch_io.source_input)

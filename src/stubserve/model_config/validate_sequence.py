@@ -1,10 +1,9 @@
 """Checks of `sequence_batching`: control tensors, preferred sizes, slot utilisation, implicit state; upstream's words.
 
-Upstream finds what is wrong with states when it makes the scheduler, so a load fails with it and not the reading of the
-repository. What it would only notice later, or never, is refused as well: states without names, names that mean two
-things, sizes that are none. That growing states are for GPUs is not upstream's rule here: states lie in the memory of
-the host, and grow. The files of a model's folder `initial_state`, with which states begin, are read by the stubs; here
-it is only checked that they can be.
+Upstream finds errors of states when it makes the scheduler, so they fail a load and not the reading of the repository.
+Errors that upstream would only notice later, or never, are refused as well: states without names, names with two
+meanings, invalid sizes. Upstream allows growing states only on GPUs; here states lie in the memory of the host, and may
+grow. The stubs read the files of a model's folder `initial_state`, the first states; here they are only checked.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def sequence_problems(config: ModelConfig) -> Iterator[ServeError]:
 def _problems(batching: Any, name: str, max_batch_size: int) -> Iterator[ServeError]:
     for kind in _BOOLEAN_KINDS:
         found: list[tuple[int, Any]] = []
-        # All kinds go through the same tensors: what is wrong with their names is said once.
+        # All kinds use the same tensors: errors of their names are reported once.
         yield from _control_problems(kind, batching, name, found, of_names=kind == _BOOLEAN_KINDS[0])
         for index, control in found[:1]:
             yield from within(_boolean_problems(control, name), "control_input", index)
@@ -66,7 +65,7 @@ def _problems(batching: Any, name: str, max_batch_size: int) -> Iterator[ServeEr
 def _control_problems(
     kind: int, batching: Any, name: str, found: list[tuple[int, Any]], *, of_names: bool = False
 ) -> Iterator[ServeError]:
-    """Puts the controls of a kind, of which there may be one, into `found`, each with its tensor's index."""
+    """Puts the controls of a kind, at most one, into `found`, with the index of its tensor."""
     seen: set[str] = set()
     for index, tensor in enumerate(batching.control_input):
         if of_names:
@@ -193,7 +192,7 @@ def _initial_problems(initial: Any, state: Any) -> Iterator[ServeError]:
         yield from _dim_problems(initial, state)
     source = initial.WhichOneof("state_data")
     if source is None:
-        # Upstream's quotes are so.
+        # The quotes are upstream's.
         yield invalid(f"initial_state setting expects state'{name}' to have state_data set")
     elif source == "data_file" and not _is_inside(initial.data_file):
         yield invalid(
@@ -227,12 +226,12 @@ log = logging.getLogger("stubserve.repository")
 
 
 def check_initial_states(config: Any, model_dir: Path) -> None:
-    """Raises ServeError for the first file that is missing, too short, or not what it should be."""
+    """Raises ServeError for the first file that is missing, too short, or invalid."""
     raise_first(initial_state_problems(config, model_dir))
 
 
 def initial_state_problems(config: Any, model_dir: Path) -> Iterator[ServeError]:
-    """What is wrong with the files of a configuration that is right in itself."""
+    """The errors in the files of a configuration that is valid by itself."""
     for index, state in enumerate(config.sequence_batching.state):
         for initial in state.initial_state:
             if initial.WhichOneof("state_data") != "data_file":

@@ -1,1 +1,1 @@
-"""Where models lie: folders on disk and in the cloud, what is in them, and the registry of those that are loaded."""
+"""The places of models: folders on disk and in the cloud, their contents, and the registry of loaded models."""

@@ -1,8 +1,8 @@
-"""A candidate: a folder and a checked configuration that a load is going to serve, before any process is started.
+"""A candidate: a folder and a checked configuration for a load, before any process is started.
 
-Both come from the model repository, or from the request to load: it may bring another configuration (JSON), and files.
-Files make a folder of their own, in which there is nothing else; upstream wants a configuration with them. Such a
-folder is of the model that it was made for: it goes with it.
+Both come from the model repository, or from the request to load, which may have another configuration (JSON), and
+files. Files get a folder of their own, without anything else; upstream demands a configuration with them. Such a folder
+belongs to the model that it was made for, and is removed with it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stubserve.repository")
 
-# What is said of a model that is configured for GPUs and served without
+# The remark about a model that is configured for GPUs and served on the CPU
 RUNS_ON_CPU = "instances for GPUs run on the CPU, as --gpu-fallback=cpu says"
 
 
@@ -41,9 +41,9 @@ RUNS_ON_CPU = "instances for GPUs run on the CPU, as --gpu-fallback=cpu says"
 class Candidate:
     """A model that may be loaded.
 
-    `override` is the configuration (JSON) that came with a request to load. `contents` is what the folder held before
-    anything in it was read; None where the folder was made for this load (`made`). `asked` is what `agents` were asked
-    about, where the model has repository agents.
+    `override` is the configuration (JSON) of a request to load. `contents` are the folder's before its first file was
+    read; None if the folder was made for this load (`made`). With repository agents, `asked` is the candidate that they
+    were called for.
     """
 
     folder: ModelFolder
@@ -66,7 +66,7 @@ class Candidate:
             shutil.rmtree(self.folder.path, ignore_errors=True)
 
     def is_same(self, served: Candidate) -> bool:
-        """Whether it is what serves: the same files, unchanged, and the same configuration."""
+        """Whether it equals the serving candidate: the same files, unchanged, and the same configuration."""
         if served.asked is not None:
             return self.is_same(served.asked)
         return (
@@ -76,7 +76,7 @@ class Candidate:
         )
 
     def continues(self, served: Candidate, version: int) -> bool:
-        """Whether what serves this version from `served` needs other instances at most, to be what it would be anew.
+        """Whether this version, served from `served`, needs at most other instances to match this candidate.
 
         As upstream: nothing else differs in the configuration, and nothing in the model's folder but config.pbtxt and
         the folders of other versions.
@@ -92,7 +92,7 @@ class Candidate:
 
 
 def check_parameters(name: str, files: Mapping[str, bytes]) -> None:
-    """Raises ServeError INVALID_ARG where a name can be no model's, or a path leaves the model's folder."""
+    """Raises ServeError INVALID_ARG for an impossible model name, or a path that leaves the model's folder."""
     check_model_name(name)
     for path in files:
         normal = _normal(path)
@@ -106,11 +106,11 @@ def check_parameters(name: str, files: Mapping[str, bytes]) -> None:
 def read_candidate(
     folder: ModelFolder, settings: RepositorySettings, override: str | None, contents: Contents | None = None
 ) -> Candidate:
-    """Raises ServeError that says what is wrong with the configuration."""
+    """Raises ServeError that names the fault of the configuration."""
     if override is not None:
         written: ModelConfig | None = parse_json(override)
     else:
-        # Without a file, only the model itself could tell what it takes.
+        # Without a file, only the model itself knows its inputs and outputs.
         path, text = config_text(folder, settings.config_name, required=settings.disable_auto_complete)
         written = None if text is None else parse_text(text, str(path))
         for template in kept_templates(text or ""):
@@ -122,7 +122,7 @@ def read_candidate(
     validate_directory_name(config, folder.name)
     validate_model(config)
     if settings.disable_auto_complete:
-        # As complete as it will get; else the model may say more of its tensors, and they are checked behind that.
+        # The configuration is final; otherwise the model may add to its tensors, and they are checked after that.
         raise_first(io_problems(config))
     absent = absent_files(folder.path)
     if absent:
@@ -135,9 +135,9 @@ def read_candidate(
 def find_candidate(
     folder: ModelFolder, settings: RepositorySettings, override: str | None, served: Candidate | None
 ) -> Candidate:
-    """A model of the repository. The override of what is `served` counts until a file of the model changes.
+    """A model of the repository.
 
-    Raises ServeError.
+    The override of `served` counts until a file of the model changes. Raises ServeError.
     """
     contents = contents_of(folder.path)
     if override is None and served is not None and served.contents == contents:
@@ -148,7 +148,7 @@ def find_candidate(
 def make_candidate(
     name: str, settings: RepositorySettings, override: str | None, files: Mapping[str, bytes]
 ) -> Candidate:
-    """A model made of `files`, by path in the model's folder. Raises ServeError; then nothing is left of them."""
+    """A model made of `files`, by path in the model's folder. Raises ServeError; then its folder is removed."""
     if override is None:
         raise invalid("Load parameter 'config' must be specified for model file override")
     with _new_home() as home:
@@ -157,10 +157,7 @@ def make_candidate(
 
 
 def copy_candidate(served: Candidate, settings: RepositorySettings) -> Candidate:
-    """What serves from a folder that was made for it, as a further candidate with a folder of its own.
-
-    Raises ServeError, or OSError; then nothing is left.
-    """
+    """A copy of a candidate whose folder was made for it. Raises ServeError, or OSError; then nothing is left."""
     with _new_home() as home:
         shutil.copytree(served.folder.path, home, dirs_exist_ok=True)
         return read_candidate(ModelFolder(served.folder.name, home, home.parent), settings, served.override)
@@ -168,7 +165,7 @@ def copy_candidate(served: Candidate, settings: RepositorySettings) -> Candidate
 
 @contextlib.contextmanager
 def _new_home() -> Iterator[Path]:
-    """A folder for one load, which goes where that cannot be made of it."""
+    """A folder for one load; it is removed if the load fails here."""
     home = Path(tempfile.mkdtemp(prefix="stubserve-model-"))
     try:
         yield home
@@ -178,7 +175,7 @@ def _new_home() -> Iterator[Path]:
 
 
 def _normal(path: str) -> str:
-    """The path of a file parameter as one within the model's folder, which a leading slash stands for."""
+    """The path of a file parameter within the model's folder; a leading slash stands for that folder."""
     return os.path.normpath(path.lstrip("/"))
 
 

@@ -1,12 +1,12 @@
 """The contents of a model's folder, in a form in which two looks can be compared.
 
-A load needs to know what has changed since the last one: the configuration only, one version, or something that all
-versions may read. Compared are names, sizes and times of change, never what files hold, so a look costs one `stat` per
-file. A file that a link leads to counts as if it lay there, and so does a version folder that is a link (a volume, a
-folder that several models share); other linked folders are not entered, they may be anything.
+A load must know which files have changed since the last one: the configuration only, one version, or a file that all
+versions may read. Names, sizes and times of change are compared, never the bytes, so a look costs one `stat` per file.
+A link to a file counts as that file, and a link to a version folder as that folder (a volume, a folder that several
+models share). Other linked folders are not entered, as they may be anything.
 
-What Python writes beside the code that it imports does not count: for upstream a model has changed because it was
-loaded, and it is loaded once more.
+Files that Python writes beside imported code do not count: in upstream, a model has changed because it was loaded, and
+is loaded once more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Contents:
 
 
 def contents_of(folder: Path) -> Contents:
-    """A look at a model's folder; what cannot be read, or is gone meanwhile, counts as not there."""
+    """A look at a model's folder; unreadable or vanished files count as missing."""
     config, rest = _Digest(), _Digest()
     versions = {}
     entries: list[os.DirEntry[str]] = []

@@ -1,4 +1,4 @@
-"""Threads for what may hang: nobody waits for them when the process ends, unlike those of an executor."""
+"""Threads for work that may hang: unlike those of an executor, they do not delay the end of the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 async def in_daemon_thread(work: Callable[[], _T]) -> _T:
-    """What `work` gives or raises, done in a thread of its own. Cancelled, it goes on, and nobody hears of it."""
+    """The result or exception of `work` in its own thread. A cancellation does not stop `work`."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[_T] = loop.create_future()
 
@@ -25,7 +25,7 @@ async def in_daemon_thread(work: Callable[[], _T]) -> _T:
         try:
             found = work()
         except BaseException as raised:
-            error = raised  # the name of an except clause is gone with it
+            error = raised  # the name of an except clause ends with the clause
             finished: Callable[[], None] = lambda: outcome.set_exception(error)  # noqa: E731
         else:
             finished = lambda: outcome.set_result(found)  # noqa: E731
@@ -37,7 +37,7 @@ async def in_daemon_thread(work: Callable[[], _T]) -> _T:
 
 
 def for_all(items: Iterable[Any], work: Callable[[Any], None], at_once: int) -> None:
-    """Does `work`, which raises nothing, with each item, several at once. Blocks."""
+    """Calls `work`, which must not raise, for each item, several at once. Blocks."""
     waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
     count = 0
     for item in items:
@@ -57,7 +57,7 @@ def for_all(items: Iterable[Any], work: Callable[[Any], None], at_once: int) -> 
 
 
 class Latest:
-    """Runs one piece of work after the other in the background, and waits for it only so long."""
+    """Runs one piece of work at a time in the background, and waits for it only for a limited time."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
@@ -66,7 +66,7 @@ class Latest:
         self._error: Exception | None = None
 
     def run(self, patience_s: float) -> bool:
-        """Begins it, unless it is still under way, and waits; whether it has ended. Raises what it has raised."""
+        """Starts the work, unless it is running, and waits. Returns whether it has ended. Raises its exception."""
         with self._guard:
             if self._done is None:
                 self._done = threading.Event()

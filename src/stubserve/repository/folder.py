@@ -1,13 +1,13 @@
-"""The local model repository: which models lie in it, which of their versions may be served, what their files say.
+"""The local model repository: its models, the versions that may be served, and the contents of their files.
 
     <repository>/<model>/config.pbtxt
     <repository>/<model>/configs/<name>.pbtxt
     <repository>/<model>/<version>/...
 
-A repository may be the folder of one model, too: then it holds that one.
+A repository may also be the folder of one model: then it holds that one.
 
-Everything here reads names and small files on demand and keeps nothing: the caller decides when to look again. Three
-things upstream does are deliberately not done. It takes hidden folders and `__pycache__` for models and, with its
+This module reads names and small files on demand and keeps nothing: the caller decides when to look again. It differs
+from upstream on purpose in three points. Upstream takes hidden folders and `__pycache__` for models and, with its
 default settings, refuses to start because of them; it reads `1abc`, `+1` and `1.5` as version 1 and then looks for a
 folder `1`; and a version number beyond 64 bits aborts its process.
 """
@@ -32,13 +32,13 @@ CONFIG_FILE = "config.pbtxt"
 BETWEEN = "::"
 DUPLICATE_REASON = "model appears in two or more repositories"
 
-# What the version of a model is known by
+# The files that make a folder a model's version
 _MODEL_FILES = ("model.py", "model.onnx", "model.pt", "model.pt2")
 
-# Folders inside a model's that hold something else than a version.
+# Folders in a model's folder that are not versions.
 _NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
 
-# What upstream's Python backend refuses in a name, because it once passed names through a shell.
+# Characters that upstream's Python backend refuses in a name, because it once passed names through a shell.
 _FORBIDDEN = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
 
 _MAX_VERSION = 2**63 - 1
@@ -46,9 +46,9 @@ _MAX_VERSION = 2**63 - 1
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model's place on disk. `path` is `repository / name`, or a copy; `namespace` is empty where there are none.
+    """A model's place on disk. `path` is `repository / name`, or a copy, which `held` keeps from being removed.
 
-    `held` keeps the folder from being removed, where it is a copy.
+    `namespace` is empty if there are no namespaces.
     """
 
     name: str
@@ -56,12 +56,12 @@ class ModelFolder:
     repository: Path
     namespace: str = ""
     held: object = field(default=None, compare=False)
-    # Whether it is served under another name than its folder and configuration have
+    # Whether it is served under another name than that of its folder and configuration
     renamed: bool = False
 
     @property
     def key(self) -> str:
-        """How the model is kept apart from others."""
+        """The model's unique key."""
         return f"{self.namespace}{BETWEEN}{self.name}" if self.namespace else self.name
 
     def version_path(self, version: int) -> Path:
@@ -74,14 +74,14 @@ def name_of(key: str, namespacing: bool) -> str:
 
 @dataclass(frozen=True)
 class Survey:
-    """What the repositories hold: the models that can be served, and the names found in more than one of them."""
+    """The contents of the repositories: the models that can be served, and names that more than one repository has."""
 
     models: dict[str, ModelFolder]
     duplicates: frozenset[str]
 
 
 def check_model_name(name: str) -> None:
-    """Refuses a name that can be no model folder's. Raises ServeError INVALID_ARG."""
+    """Refuses a name that no model folder can have. Raises ServeError INVALID_ARG."""
     if not name.strip():
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
     if "/" in name or "\\" in name or name in (".", ".."):
@@ -91,10 +91,10 @@ def check_model_name(name: str) -> None:
 
 
 def survey(repositories: Sequence[Path]) -> Survey:
-    """Lists all repositories. A model in two of them is served from neither, as upstream.
+    """Lists all repositories. As upstream, a model in two of them is served from neither.
 
-    Folders whose names can be no model's are left out with a warning.
-    Raises ServeError INTERNAL, a repository can not be read.
+    Folders with impossible model names are left out with a warning. Raises ServeError INTERNAL for an unreadable
+    repository.
     """
     found: dict[str, ModelFolder] = {}
     duplicates: set[str] = set()
@@ -113,7 +113,7 @@ def survey(repositories: Sequence[Path]) -> Survey:
 def locate(repositories: Sequence[Path], name: str) -> ModelFolder:
     """One model by name, without listing the repositories.
 
-    Raises ServeError INVALID_ARG, the name can be no model's; NOT_FOUND, it is in no repository, or in more than one.
+    Raises ServeError INVALID_ARG for an impossible name; NOT_FOUND if no repository, or more than one, has the model.
     """
     check_model_name(name)
     places = [path for repository in repositories if (path := _place(repository, name)) is not None]
@@ -123,9 +123,9 @@ def locate(repositories: Sequence[Path], name: str) -> ModelFolder:
 
 
 def list_names(repositories: Sequence[Path]) -> dict[str, bool]:
-    """The names in all repositories, and whether each is in one only. What is wrong with others is `survey`'s to say.
+    """The names in all repositories, and whether each is in only one.
 
-    Raises as `survey`.
+    Raises as `survey`, which also warns about bad names.
     """
     names: dict[str, bool] = {}
     for repository in repositories:
@@ -135,9 +135,9 @@ def list_names(repositories: Sequence[Path]) -> dict[str, bool]:
 
 
 def model_names(folders: Iterable[str], repository: object, quiet: bool = False) -> list[str]:
-    """Those of a repository's folders, on disk or in the cloud, that are named as models can be.
+    """The possible model names among a repository's folders, on disk or in the cloud.
 
-    Hidden ones are left out; so are names that can be no model's, with a warning.
+    Hidden ones are left out; so are impossible names, with a warning.
     """
     names = []
     for name in folders:
@@ -163,13 +163,13 @@ def is_model_folder(path: Path) -> bool:
 
 
 def is_version_folder(path: Path) -> bool:
-    """Whether a folder is that of a model's version: its name is a number, and the file of a model lies in it."""
+    """Whether a folder is a model's version: its name is a number, and it has the file of a model."""
     name = path.absolute().name
     return name.isascii() and name.isdecimal() and any((path / file).exists() for file in _MODEL_FILES)
 
 
 def _models_in(repository: Path, quiet: bool = False) -> list[tuple[str, Path]]:
-    """Names and folders of what may be models. Raises ServeError INTERNAL."""
+    """Names and folders of possible models. Raises ServeError INTERNAL."""
     if is_model_folder(repository):
         path = repository.absolute()
         return [(name, path) for name in model_names([path.name], path.parent, quiet)]
@@ -177,7 +177,7 @@ def _models_in(repository: Path, quiet: bool = False) -> list[tuple[str, Path]]:
 
 
 def _place(repository: Path, name: str) -> Path | None:
-    """Where a model of this name lies, without listing the repository where it lies in it."""
+    """The folder of a model of this name, found without listing the repository."""
     if os.path.isdir(repository / name):
         return repository / name
     path = repository.absolute()
@@ -189,17 +189,17 @@ def _is_hidden(name: str) -> bool:
 
 
 def read_config(folder: ModelFolder, config_name: str = "", required: bool = False) -> ModelConfig | None:
-    """The parsed configuration file, or None where the model has none and it is not `required`.
+    """The parsed configuration file, or None if the model has none and it is not `required`.
 
-    With `config_name` (--model-config-name) `configs/<config_name>.pbtxt` is read if it exists.
-    Raises ServeError INTERNAL, naming the file that can not be read or parsed.
+    With `config_name` (--model-config-name) `configs/<config_name>.pbtxt` is read if it exists. Raises ServeError
+    INTERNAL, naming the file that can not be read or parsed.
     """
     path, text = config_text(folder, config_name, required)
     return None if text is None else parse_text(text, str(path))
 
 
 def config_text(folder: ModelFolder, config_name: str = "", required: bool = False) -> tuple[Path, str | None]:
-    """The configuration file that `read_config` parses, and what is in it. Raises as that does."""
+    """The configuration file that `read_config` parses, and its text. Raises as `read_config`."""
     path = folder.path / CONFIG_FILE
     if config_name:
         custom = folder.path / "configs" / f"{config_name}.pbtxt"
@@ -220,7 +220,7 @@ def config_text(folder: ModelFolder, config_name: str = "", required: bool = Fal
 def available_versions(folder: ModelFolder, config: ModelConfig) -> list[int]:
     """The versions that the version policy of `config` selects among those on disk, ascending and never empty.
 
-    Raises ServeError INVALID_ARG, the policy leaves none; INTERNAL, the folder can not be read.
+    Raises ServeError INVALID_ARG if the policy leaves none; INTERNAL if the folder can not be read.
     """
     existing = _versions_on_disk(folder)
     policy = config.version_policy
@@ -279,8 +279,8 @@ def _versions_on_disk(folder: ModelFolder) -> list[int]:
 def read_labels(folder: ModelFolder, config: ModelConfig) -> dict[str, list[str]]:
     """The labels of each output that names a label file, one per line, by output name.
 
-    Raises ServeError UNSUPPORTED, the file is outside the model's folder (also by way of a link); INTERNAL, it can not
-    be read or the output has two.
+    Raises ServeError UNSUPPORTED for a file outside the model's folder (also through a link); INTERNAL if it can not be
+    read or the output has two.
     """
     labels: dict[str, list[str]] = {}
     for output in config.output:

@@ -1,10 +1,10 @@
 """The meaning of a path on the command line that is no model repository: one model, or something close to one.
 
-`stubserve serve` takes the folder of one model as well (`folder.is_model_folder`), a version's folder, and a file that
-is a model. A lone `model.py` has no version folder and maybe no name that anybody gave it, so a repository is made of
-links to it; the model is named after its folder, or its file.
+`stubserve serve` also takes the folder of one model (`folder.is_model_folder`), a version's folder, and a file that is
+a model. A lone `model.py` has no version folder and maybe no name of its own, so a repository is made of links to it;
+the model is named after its folder, or its file.
 
-What cannot be served that way is explained (`advice`): which folder may have been meant, and what a repository is.
+For any other path `advice` explains which folder may have been meant, and what a repository is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MODEL_FILE = "model.py"
 
 
 def servable(path: Path, until: ExitStack) -> Path:
-    """The repository, or folder of a model, that a path stands for. What is made for it goes when `until` is closed."""
+    """The repository, or folder of a model, for a path. Temporary folders are removed when `until` is closed."""
     if path.is_dir():
         if is_version_folder(path):
             return path.absolute().parent
@@ -38,13 +38,13 @@ def servable(path: Path, until: ExitStack) -> Path:
 
 
 def _linked(file: Path, until: ExitStack) -> Path:
-    """The folder of a model that is made of links to a file which lies in no version folder."""
+    """A model's folder that is made of links to a file outside of any version folder."""
     place = file.absolute().parent
     named_by_folder = file.name == _MODEL_FILE and place.name
     scratch = Path(until.enter_context(tempfile.TemporaryDirectory(prefix="stubserve-model-")))
     folder = scratch / (place.name if named_by_folder else file.stem)
     folder.mkdir()
-    # The whole folder as the version's: what lies beside the file can be imported.
+    # The whole folder becomes the version's: the model can import the files beside its own.
     (folder / "1").symlink_to(place)
     if (place / CONFIG_FILE).is_file():
         (folder / CONFIG_FILE).symlink_to(place / CONFIG_FILE)
@@ -54,7 +54,7 @@ def _linked(file: Path, until: ExitStack) -> Path:
 
 
 def advice(path: Path) -> str:
-    """Advice for a path of which nothing can be served; empty where there are models in it."""
+    """Advice for a path without anything to serve; empty if there are models in it."""
     if not path.exists():
         close = difflib.get_close_matches(path.name, _folders(path.absolute().parent), 1)
         meant = f" Did you mean {path.parent / close[0]}?" if close else ""
@@ -66,7 +66,7 @@ def advice(path: Path) -> str:
     try:
         models = [folder.path for folder in survey([path]).models.values()]
     except ServeError:
-        return ""  # which says why
+        return ""  # the error for this folder comes from elsewhere
     if any(map(is_model_folder, models)):
         return ""
     for folder in models:
@@ -79,7 +79,7 @@ def advice(path: Path) -> str:
 
 
 def advice_for(paths: Sequence[Path]) -> list[str]:
-    """All of it, for several paths."""
+    """The advice for several paths."""
     return [text for text in map(advice, paths) if text]
 
 

@@ -1,15 +1,15 @@
-"""Files of a model that come out of packages: listed in `model_files.txt` beside config.pbtxt, put there by `fetch`.
+"""Files of a model that come from packages: listed in `model_files.txt` beside config.pbtxt, put there by `fetch`.
 
     # A package as in a requirements file, and below it what to take out of its wheel and where to put it.
     rapidocr==3.10.0 --hash=sha256:2fc3...
         rapidocr/models/PP-OCRv6_det_small.onnx -> 1/model.onnx
 
-Networks are too large for a repository of sources, and many a package brings them in its wheel. pip downloads the wheel
-and checks it, against the registry's hash and those that are given; nothing is installed, no code of the package runs,
-and what it depends on is left alone.
+Networks are too large for a repository of sources, and many packages bring them in their wheels. pip downloads the
+wheel and checks it, against the registry's hash and the given ones. Nothing is installed, no code of the package runs,
+and its dependencies are ignored.
 
-A file appears under its name when it is whole. When all of a list are there, a copy of the list is kept beside them
-(`.model_files.txt`), so files are fetched again only after the list has changed.
+A file appears under its name when it is whole. When all files of a list are there, a copy of the list is kept beside
+them (`.model_files.txt`), so files are fetched again only after the list has changed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _CHUNK = 1 << 20
 
 
 class FetchFailed(Exception):
-    """Files are not there. The text says which, why, and what to do."""
+    """Files are missing. The text says which, why, and how to get them."""
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """One file: the package as pip is given it, the path within its wheel, and where it goes in the model's folder."""
+    """One file: the package in pip's form, the path within its wheel, and the target in the model's folder."""
 
     package: str
     source: str
@@ -51,7 +51,7 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class FileList:
-    """What a model's folder lists. `path` is the list."""
+    """The files that a model's folder lists. `path` is the list."""
 
     path: Path
     text: str
@@ -63,7 +63,7 @@ class FileList:
 
     @property
     def missing(self) -> tuple[ModelFile, ...]:
-        """The files that are not there, or are there from another list: then all of them."""
+        """The missing files; all files if the present ones are from another list."""
         try:
             carried_out = (self.folder / _CARRIED_OUT).read_text() == self.text
         except OSError:
@@ -74,7 +74,7 @@ class FileList:
 
 
 def read_list(folder: Path) -> FileList | None:
-    """The list of a model's folder, None where it has none. Raises FetchFailed that names the line."""
+    """The list of a model's folder, None if it has none. Raises FetchFailed that names the line."""
     path = folder / LIST
     try:
         text = path.read_text()
@@ -86,11 +86,11 @@ def read_list(folder: Path) -> FileList | None:
 
 
 def absent_files(folder: Path) -> str:
-    """What is said of a model whose listed files have not been fetched; empty where none is missing."""
+    """The message about a model whose listed files have not been fetched; empty if none is missing."""
     try:
         listed = read_list(folder)
     except FetchFailed:
-        return ""  # a file of that name that is no such list is nobody's mistake
+        return ""  # a file of that name that is no such list is not a mistake
     names = [one.target for one in listed.missing if not (folder / one.target).is_file()] if listed is not None else []
     if not names:
         return ""
@@ -98,7 +98,7 @@ def absent_files(folder: Path) -> str:
 
 
 def fetch(lists: Sequence[FileList], say: Callable[[str], None]) -> None:
-    """Gets what is missing of these lists, each package once, and says what it does. Raises FetchFailed."""
+    """Fetches the missing files of these lists, each package once, and reports with `say`. Raises FetchFailed."""
     wanted: dict[str, list[tuple[FileList, ModelFile]]] = {}
     for listed in lists:
         for one in listed.missing:
@@ -140,13 +140,13 @@ def _parse(path: Path, text: str) -> Iterator[ModelFile]:
 
 
 def _download(package: str, folder: Path, targets: Sequence[Path]) -> Path:
-    """The wheel of a package, in `folder`. What pip has to say goes to stderr."""
+    """The wheel of a package, in `folder`. pip's messages go to stderr."""
     missing = ", ".join(map(str, targets))
     if importlib.util.find_spec("pip") is None:
         raise FetchFailed(f"{missing}: pip downloads it, and {sys.executable} has none: {sys.executable} -m ensurepip")
     listed = folder / "requirements.txt"
     listed.write_text(f"{package}\n")
-    # Only wheels: what is not built runs code of the package
+    # Only wheels: a source package runs its code to be built
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet",
         "--disable-pip-version-check", "--progress-bar=off", "--dest", str(folder), "--requirement", str(listed),
@@ -162,7 +162,7 @@ def _download(package: str, folder: Path, targets: Sequence[Path]) -> Path:
 
 
 def _extract(archive: zipfile.ZipFile, file: ModelFile, folder: Path) -> int:
-    """Puts one file of a wheel in its place; its size in bytes."""
+    """Puts one file of a wheel in its place. Returns its size in bytes."""
     target = folder / file.target
     try:
         entry = archive.getinfo(file.source)
@@ -174,7 +174,7 @@ def _extract(archive: zipfile.ZipFile, file: ModelFile, folder: Path) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.parent.resolve().is_relative_to(folder.resolve()):
             raise FetchFailed(f"{target} is outside of the model's folder, by way of a link")
-        # A name of its own, as others may fetch the same at the same time
+        # A name of its own, as other processes may fetch the same file at the same time
         descriptor, partial = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
             with open(descriptor, "wb") as there, archive.open(entry) as here:

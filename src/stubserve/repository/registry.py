@@ -1,4 +1,4 @@
-"""Which versions of which models there are, and in which state; finding the one that a request means."""
+"""The versions of models and their states; finds the version that a request means."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from stubserve.errors import invalid, not_found, overloaded, unavailable
 from stubserve.inference.served_model import ServedModel
 from stubserve.repository.folder import BETWEEN, DUPLICATE_REASON, name_of
 
-# Of how many texts about one model it is known that the log has them
+# The most texts about one model that are known to be in the log
 _MOST_TOLD = 16
-# The reason of a version that was unloaded, or is not chosen any more
+# The reason of a version that was unloaded, or is no longer selected
 UNLOADED = "unloaded"
 
 
@@ -38,10 +38,10 @@ class VersionEntry:
 
 @dataclass(slots=True)
 class ModelEntry:
-    """One model name. `reason` is set where the model as a whole cannot be served (no versions then).
+    """One model name. `reason` is set if the model as a whole cannot be served (no versions then).
 
-    `on_disk` says why what lies on disk could not be loaded in place of what serves; empty where nothing is wrong.
-    `told` is what the log has of failed loads of what lies there now.
+    `on_disk` is why the files on disk could not replace the serving model; empty if there is no fault. `told` are the
+    log's texts about failed loads of the present files.
     """
 
     name: str
@@ -54,8 +54,8 @@ class ModelEntry:
 class Registry:
     """All models by key: by name, or with `namespacing` by namespace and name (`repositories`); clients know names.
 
-    `pending` are those that the server's start has still to load, of the `expected` ones that it loads: a request for
-    one of them is told so, rather than that it is unknown.
+    `pending` are the `expected` models of the server's start that are not loaded yet: a request for one of them gets
+    that as its answer, not that the model is unknown.
     """
 
     def __init__(self, namespacing: bool = False) -> None:
@@ -63,16 +63,16 @@ class Registry:
         self.models: dict[str, ModelEntry] = {}
         self.pending: set[str] = set()
         self.expected = 0
-        # (name, version text) -> what `find` found; dropped whenever a state changes
+        # (name, version text) -> the result of `find`; dropped whenever a state changes
         self._found: dict[tuple[str, str], ServedModel] = {}
 
     def entry(self, name: str) -> ModelEntry:
         return self.models.setdefault(name, ModelEntry(name_of(name, self._namespacing)))
 
     def is_news(self, name: str, text: str) -> bool:
-        """Whether the log does not have this text about a failed load yet; it gets it now.
+        """Whether this text about a failed load is new to the log; records it.
 
-        What lies in a polled repository is tried again and again, and one mistake is told once.
+        The files of a polled repository are tried again and again, and one mistake is logged once.
         """
         entry = self.models.get(name)
         if entry is None:
@@ -85,22 +85,22 @@ class Registry:
         return True
 
     def tell_anew(self, name: str) -> None:
-        """The next failed load is told, whatever the log has: files have changed, or a client has asked."""
+        """The next failed load is logged in any case: files have changed, or a client has requested the load."""
         if name in self.models:
             self.models[name].told.clear()
 
     def resolve(self, name: str, namespace: str = "") -> str:
-        """The key of the model that a name means within a namespace; the name itself where it means none."""
+        """The key of the model that a name means within a namespace; the name itself if there is no such model."""
         return meant(name, namespace, self.keys(name)) if self._namespacing else name
 
     def keys(self, name: str) -> list[str]:
-        """The keys of all models of a name that are known."""
+        """The keys of all known models of a name."""
         if not self._namespacing:
             return [name]
         return [key for key in (*self.models, *self.pending) if key != name and name_of(key, True) == name]
 
     def within(self, namespace: str) -> Namespace:
-        """The models as those of a namespace see them."""
+        """The models as models of this namespace see them."""
         return Namespace(self, namespace)
 
     def expect(self, names: Collection[str]) -> None:
@@ -127,17 +127,17 @@ class Registry:
         self.models.pop(name, None)
 
     def has(self, name: str, entry: VersionEntry) -> bool:
-        """Whether this is what is known of its version now."""
+        """Whether this is the current entry of its version."""
         model = self.models.get(name)
         return model is not None and model.versions.get(entry.version) is entry
 
     def serves(self, name: str, version: int) -> bool:
-        """Whether requests for this version are taken."""
+        """Whether requests for this version are accepted."""
         entry = self.models.get(name)
         return entry is not None and version in entry.versions and entry.versions[version].model is not None
 
     def find(self, name: str, version: str) -> ServedModel:
-        """The model version that a client means; an empty version is the highest that is ready.
+        """The model version that a client means; for an empty version the highest that is ready.
 
         Raises ServeError with upstream's texts: NOT_FOUND for unknown names and versions, UNAVAILABLE for a version
         that is not ready, INVALID_ARG for a version that is no number.
@@ -145,7 +145,7 @@ class Registry:
         model = self._found.get((name, version))
         if model is None:
             model = self._look_up(name, version)
-            # There is no end of other ways to write the same number.
+            # There are endless other ways to write the same number.
             if not version or version == str(model.version):
                 self._found[name, version] = model
         return model
@@ -196,7 +196,7 @@ class Registry:
         return sorted(one.version for one in entry.versions.values() if one.model) if entry else []
 
     def index(self, only_ready: bool) -> list[dict[str, Any]]:
-        """The repository index: one row per version, sorted by name; a version whose stubs are down says why."""
+        """The repository index: one row per version, sorted by name. A version whose stubs are down has the reason."""
         rows: list[dict[str, Any]] = []
         for entry in sorted(self.models.values(), key=lambda entry: entry.name):
             name = entry.name
@@ -218,10 +218,10 @@ class Registry:
         return rows
 
     def index_with(self, names: Mapping[str, bool]) -> list[dict[str, Any]]:
-        """The whole index, with the models that lie on disk; False for one that is in several repositories."""
+        """The whole index, with the models on disk; False for a model that is in several repositories."""
         rows = self.index(only_ready=False)
         known = {row["name"] for row in rows}
-        # What was unloaded, and has been deleted, is no more.
+        # A model that was unloaded and then deleted is not listed.
         rows = [row for row in rows if row["name"] in names or row.get("reason") != UNLOADED]
         for name in names.keys() - known:
             row = {"name": name}
@@ -232,7 +232,7 @@ class Registry:
 
 
 class Namespace:
-    """What models of a namespace mean by names: those beside them, or the only one elsewhere."""
+    """The meaning of names for models of a namespace: models beside them, or the only one elsewhere."""
 
     def __init__(self, registry: Registry, namespace: str) -> None:
         self._registry = registry
@@ -243,18 +243,18 @@ class Namespace:
 
 
 def key_of(namespace: str, name: str) -> str:
-    """How a model is kept apart from others; its name where there are no namespaces."""
+    """A model's unique key; its name if there are no namespaces."""
     return f"{namespace}{BETWEEN}{name}" if namespace else name
 
 
 def meant(name: str, namespace: str, keys: Sequence[str]) -> str:
-    """The key that a name means within a namespace, of those that have it: the own one, or the only one elsewhere."""
+    """The key that a name means within a namespace, among `keys`: the own one, or the only one elsewhere."""
     own = key_of(namespace, name)
     return own if own in keys else keys[0] if len(keys) == 1 else name
 
 
 def parse_version(text: str) -> int | None:
-    """A version as clients write it; None for the empty text. Raises ServeError (INVALID_ARG)."""
+    """A client's version; None for the empty text. Raises ServeError (INVALID_ARG)."""
     if not text:
         return None
     try:

@@ -1,11 +1,10 @@
-"""Where the models of a server lie: the operator's repositories, and what a name means in them.
+"""The places of a server's models: the operator's repositories, and the meaning of a name in them.
 
 Each model has a *key*: its name, or with `--model-namespacing` its repository and its name (`<repository>::<name>`), so
-that two repositories may have a model of the same name. Everything that keeps models apart (the registry, turns,
-changeovers) goes by keys; clients and configurations know names. A name in an ensemble means the model of the same
-repository, or the only one elsewhere.
+that two repositories may have a model of the same name. The registry, turns and changeovers use keys; clients and
+configurations use names. A name in an ensemble means the model of the same repository, or the only one elsewhere.
 
-Everything here but `aside` looks anew each time, and is for threads, as disks may be slow.
+All methods but `aside` look again each time, and are for threads, as disks may be slow.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# How long a look at a repository in the cloud is waited for, before what is known of it has to do
+# The longest wait for a look at a repository in the cloud; after that the last known state is used
 _PATIENCE_S = 5.0
 
 
 class Repositories:
-    """The repositories of a server: folders, and after `open` those in the cloud, of which there are copies."""
+    """The repositories of a server: folders, and after `open` copies of those in the cloud."""
 
     def __init__(self, settings: RepositorySettings) -> None:
         self._settings = settings
@@ -69,12 +68,12 @@ class Repositories:
         return await (in_daemon_thread(look) if self._settings.remotes else asyncio.to_thread(look))
 
     def open(self) -> None:
-        """Raises ServeError where a repository is not there, or cannot be reached."""
+        """Raises ServeError if a repository is missing, or cannot be reached."""
         for repository in self._settings.paths:
             if not repository.is_dir():
                 raise internal(f"failed to stat file {repository}: repository path is not a valid directory")
         if self._settings.remotes:
-            # Imported only where there is one.
+            # Imported only if there is one.
             from stubserve.repository.cloud.mirror import open_mirror
 
             for address in self._settings.remotes:
@@ -88,7 +87,7 @@ class Repositories:
             mirror.close()
 
     def survey(self) -> Survey:
-        """All that can be served, by key. Raises as `folder.survey`."""
+        """All models that can be served, by key. Raises as `folder.survey`."""
         for mirror in self._mirrors.values():
             mirror.look(_PATIENCE_S)
         if not self._namespacing:
@@ -101,7 +100,7 @@ class Repositories:
         return Survey(dict(sorted(found.items())), frozenset())
 
     def locate(self, key: str, fresh: bool = False) -> ModelFolder:
-        """One model; with `fresh` it is looked for anew where there are copies. Raises as `folder.locate`."""
+        """One model; with `fresh` a copy is refreshed first. Raises as `folder.locate`."""
         given = self._given.get(key)
         if given is not None:
             return given
@@ -122,15 +121,15 @@ class Repositories:
         return self._held(replace(disk.locate(repositories, name), namespace=namespace))
 
     def _held(self, model: ModelFolder) -> ModelFolder:
-        """A model that is a copy, with the folder of the copy itself."""
+        """A model that is a copy, with the folder of that copy."""
         mirror = self._mirrors.get(model.repository)
         copy = None if mirror is None else mirror.copy_of(model.name)
         return model if copy is None else replace(model, path=copy.folder, held=copy)
 
     def keys(self, name: str) -> list[str]:
-        """The models that a name stands for; the name itself where there is none, which `locate` refuses then.
+        """The models that a name stands for; the name itself if there is none, and then `locate` refuses it.
 
-        Raises ServeError INVALID_ARG, the name can be no model's.
+        Raises ServeError INVALID_ARG for an impossible name.
         """
         if not self._namespacing:
             return [name]
@@ -139,11 +138,11 @@ class Repositories:
         return found or [name]
 
     def member(self, name: str, namespace: str) -> str:
-        """The model that an ensemble of a namespace means by a name."""
+        """The model that a name means in an ensemble of a namespace."""
         return meant(name, namespace, self.keys(name)) if self._namespacing else name
 
     def members(self, key: str) -> Collection[str]:
-        """The members of an ensemble; none for anything else. What is wrong with it is for its load to tell."""
+        """The members of an ensemble; none for any other model. Its load reports faults."""
         try:
             folder = self.locate(key)
             config = read_config(folder, self._settings.config_name)

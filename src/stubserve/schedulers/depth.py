@@ -1,32 +1,30 @@
-"""How much work an instance may have at a time: the batch that it executes, and the batches that lie ready for it.
+"""How much work an instance may have at a time: the batch that it executes, and the batches that wait for it.
 
-Whether work is handed out ahead of time is decided here and nowhere else:
+This module alone decides whether work is handed out ahead of time:
 
-- never where the queue has rules (priorities, timeouts, slots): what is handed out early cannot be overtaken, nor
+- never if the queue has rules (priorities, timeouts, slots): work that is handed out early cannot be overtaken, nor
   expire;
-- never past another instance, which might be idle sooner: only while a single one serves;
-- of work that later requests could still join, one ahead, not more, and that only to an instance that is always quick.
-  Where executing takes less time than telling parent and stub of each other, the stub would mostly wait. A slower model
-  is better served with the larger batch that gathers while it executes, until that is *ripe*: shortly before the
-  execution is over, going by how long the last two took;
-- what is *closed*, because the requests behind it may not share its batch, would be the same batch later. Of that a
-  quick instance may have so many that executing them takes about AHEAD_NS, and MOST_AHEAD at most. The stub is
-  told of several at a time, and the parent reads several results at a time, so that requests which cannot be batched
-  share what a wake-up costs. A slower one has one: the stub then goes from one batch to the next without waiting for
-  the parent, which is busy with answers;
-- a slower instance gets at most half of the requests that are there in one batch, where that costs hardly more (below):
-  what waits and what executes, at most, in the last while. Such a half is closed, too;
-- none to an instance whose executions take so long (SLOW_NS) that nobody would notice. What is handed out can neither
-  be cancelled any more nor go to an instance that joins.
+- never while a second instance serves, which might be idle sooner;
+- work that later requests could still join: one ahead at most, and only to an instance that is always quick. There the
+  messages between parent and stub take longer than the execution, and the stub would mostly wait. A slower model is
+  better served with the larger batch that gathers while it executes, until that batch is *ripe*: shortly before the
+  execution is over, judged by the last two executions;
+- *closed* work, which the requests behind it cannot join: the same batch would be formed later. A quick instance may
+  have closed work for about AHEAD_NS of execution, and MOST_AHEAD at most. Stub and parent then exchange several
+  batches and results at a time, so that requests which cannot be batched share the cost of a wake-up. A slower instance
+  has one: the stub then need not wait for the parent, which is busy with answers;
+- a slower instance gets at most half of the requests in one batch, if that costs hardly more (below). "The requests"
+  are the most that have lately been waiting or executing. Such a half is closed, too;
+- nothing to an instance with executions so long (SLOW_NS) that the gain cannot be noticed. Work that is handed out can
+  neither be cancelled nor go to an instance that joins.
 
-**What a half costs.** An instance that gets all requests in one batch
-waits afterwards, until all their answers have been written, read by the clients, and followed by other requests. Of two
-halves the one is executed while the other is on its way. That is worth it where the time of an execution grows with its
-requests, as on processors it mostly does, and not where it is much the same for many as for few. So a line is laid
-through the last executions (`Cost`): what each takes at all, and what one more request adds. Times differ for other
-reasons, too, and where sizes hardly differ such a line says little. So halves are what is tried, and given up only
-where the line leaves no doubt that they cost too much; after a while they are tried again, since batches that are
-always of one size would teach nothing more.
+**The cost of a half.** An instance that gets all requests in one batch waits afterwards, until all their answers have
+been written, read by the clients, and followed by other requests. Of two halves one is executed while the other is on
+its way. That is worth it if the time of an execution grows with its requests, as it mostly does on processors, and not
+if the time is much the same for any number. So a line is laid through the last executions (`Cost`): the time of any
+execution, and the time of one more request. Times also differ for other reasons, and a line says little if sizes hardly
+differ. So halves are tried, and given up only if the line leaves no doubt that they cost too much. After a while they
+are tried again, since batches of one size would teach nothing more.
 
 Costs a dictionary lookup when work is handed out, and two when it is done.
 """
@@ -39,51 +37,50 @@ from typing import Final
 
 from stubserve.inference.work import Work
 
-# Executions that take less time than this are quick, and an instance is once this many in a row have been.
+# Shorter executions are quick. An instance is quick after this many quick executions in a row.
 QUICK_NS: Final = 200_000
 QUICK_IN_A_ROW: Final = 32
 
-# What lies ready for an instance takes about this long, each work with what the stub spends on it around the model
+# The work that waits for an instance takes about this long, including the stub's own time for each work
 AHEAD_NS: Final = 1_000_000
 AROUND_NS: Final = 20_000
 MOST_AHEAD: Final = 8
 
-# From here on an instance has nothing to gain
+# An instance with longer executions gains nothing
 SLOW_NS: Final = 100_000_000
-# What is left of an execution when the next batch is ripe: one part of so many. It has to be read and handed out, and
-# what is left over is what requests may miss it by
+# The next batch is ripe when 1 / RIPE_PARTS of the execution is left. The batch must be read and handed out in that
+# time, and requests that come in the rest of the time miss it
 RIPE_PARTS: Final = 8
-# How soon it is forgotten that there were more requests at a time
+# How fast the record of the most requests at a time is forgotten
 FORGOTTEN: Final = 1 / 64
 
-# Of the line through the last executions: the part that the last one has in it
+# The weight of the last execution in the line through the last executions
 _PART: Final = 1 / 32
-# No doubt: so many standard errors of the slope of the line, as if it had been laid through the last 1 / _PART
+# "No doubt" is this many standard errors of the line's slope, as if the line went through the last 1 / _PART executions
 _ERRORS: Final = 3
-# So many executions say nothing yet, and so many go by until halves are tried again
+# No judgement before this many executions, and halves are tried again after this many
 FIRST: Final = 32
 AGAIN: Final = 64
-# Half of less is too little work for what telling of it costs
+# Half of fewer requests is too little work for the cost of its messages
 LEAST: Final = 8
 NEVER: Final = 1 << 30
-# What a second execution may cost for each request of both: less than parent and client need to follow it with another,
-# which is for how long the instance would wait
+# The most that a second execution may cost for each request of both halves: less than parent and client need to send
+# the next request, for which the instance would wait
 _WAIT_NS: Final = 25_000
-# And in all no more than such a part of what the requests add: then halves are answered earlier on average, even where
+# And in all at most 1 / _OF_ALL of the time that the requests add: then halves are answered earlier on average, even if
 # the instance would not have waited
 _OF_ALL: Final = 2
 
 
 class Cost:
-    """What an instance takes. `halves_from` is the number of requests from which on halves of them are worth it."""
+    """The time of an instance's executions. `halves_from` is the number of requests from which halves are worth it."""
 
     def __init__(self, around_ns: int, least_ns: int) -> None:
-        """`around_ns` is what is spent on an execution besides, and `least_ns` what a half has to take."""
+        """`around_ns` is the time besides the execution itself, and `least_ns` the least time of a half."""
         self.halves_from = NEVER
         self._around_ns = around_ns
         self._least_ns = least_ns
         self._wait = FIRST
-        # Of the last executions: means of size and time, variances of both, and their covariance
         self._requests = 0.0
         self._took_ns = 0.0
         self._spread = 0.0
@@ -91,7 +88,7 @@ class Cost:
         self._shared = 0.0
 
     def learn(self, requests: int, took_ns: int) -> None:
-        """So many requests have taken that long."""
+        """An execution of that many requests took `took_ns`."""
         if not self._requests:
             self._requests, self._took_ns = float(requests), float(took_ns)
         more = requests - self._requests
@@ -123,11 +120,11 @@ class Cost:
 
 
 class _Load:
-    """What one instance has.
+    """The work of one instance.
 
-    `last_ns` is how long its last execution took, `before_ns` the one before that, and `slowest_ns` about how long the
-    slowest of the last ones took. `requests` are those in its works, and `there` about as many as there were at most in
-    the last while, those in the queue among them.
+    `last_ns` and `before_ns` are the times of its last two executions, `slowest_ns` is about that of the slowest of the
+    last ones. `requests` counts those in its works. `there` is about the most requests in its works and in the queue,
+    lately.
     """
 
     def __init__(self) -> None:
@@ -142,14 +139,14 @@ class _Load:
 
 
 class Depth:
-    """The works that each instance has. `early` says that the scheduler's rules let work be formed ahead of time."""
+    """The works that each instance has. `early`: the scheduler's rules let work be formed ahead of time."""
 
     def __init__(self, early: bool) -> None:
         self._early = early
         self._loads: dict[Hashable, _Load] = {}
 
     def join(self, instance: Hashable) -> None:
-        """An instance serves from now on; it has nothing."""
+        """An instance serves from now on; it has no work."""
         self._loads[instance] = _Load()
 
     def leave(self, instance: Hashable) -> None:
@@ -157,21 +154,21 @@ class Depth:
         self._loads.pop(instance, None)
 
     def handed_out(self, instance: Hashable, work: Work, queued: int = 0) -> None:
-        """An instance has got work, while so many wait. Raises KeyError if it does not serve."""
+        """An instance has got work, while `queued` requests wait. Raises KeyError if it does not serve."""
         load = self._loads[instance]
         load.works += 1
         load.requests += len(work.requests)
         load.there = max(load.requests + queued, load.there - load.there * FORGOTTEN)
 
     def handed_back(self, instance: Hashable, work: Work) -> None:
-        """The work last handed out did not get there."""
+        """The work last handed out did not reach the instance."""
         load = self._loads.get(instance)
         if load is not None:
             load.works -= 1
             load.requests -= len(work.requests)
 
     def done(self, instance: Hashable, work: Work) -> None:
-        """An instance has executed work, whose times are set."""
+        """An instance has executed work. The times of the work are set."""
         load = self._loads.get(instance)
         if load is None:
             return
@@ -188,8 +185,8 @@ class Depth:
     def room(self, instance: Hashable) -> tuple[int, int, int, int]:
         """How many works an instance may have now, and how many closed ones besides; none if it does not serve.
 
-        The third is how long after it has begun to execute what it has a closed one may be any, 0 for never. The fourth
-        is how many requests a work shall have at most, 0 for as many as may be.
+        Third: how long after the start of its present work a closed work may be any work, 0 for never. Fourth: the most
+        requests of a work, 0 for no limit.
         """
         load = self._loads.get(instance)
         if load is None:
@@ -219,7 +216,7 @@ class Depth:
         return instance in self._loads
 
     def idle(self) -> list[Hashable]:
-        """The instances that have nothing."""
+        """The instances without work."""
         return [instance for instance, load in self._loads.items() if not load.works]
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
 """The dynamic batcher: requests that arrive close together run together.
 
-A batch is formed at the moment an instance can take it (see `depth`), so it holds all that has arrived by then. How
-many requests it takes, from the front of the queue and never skipping one, is decided as upstream does (sizes are sums
-of `Request.batch_size`):
+A batch is formed at the moment an instance can take it (see `depth`), so it holds all that has arrived by then. The
+number of requests, from the front of the queue and never skipping one, is upstream's (sizes are sums of
+`Request.batch_size`):
 
 1. Add up requests until the queue ends, the sum would exceed max_batch_size, or a request may not share the batch
    (see `Grouping` in `inference.work`). The last sum on the way that is a preferred size is the *best*. If there is
@@ -12,15 +12,14 @@ of `Request.batch_size`):
    preferred size, or if the delay is over or 0.
 4. Else wait for more, until the delay is over.
 
-It follows that with a delay of 0 nothing ever waits while an instance is idle; that an overdue queue goes out in
-batches up to max_batch_size whatever the preferred sizes; and that a request larger than every preferred size runs
-alone.
+So with a delay of 0 nothing ever waits while an instance is idle. An overdue queue goes out in batches up to
+max_batch_size whatever the preferred sizes. A request larger than every preferred size runs alone.
 
-Where there is no delay, and no preferred size but the largest, an instance that serves alone may ask for batches of
-fewer requests than there are (see `depth`). Such a batch counts as stopped by something other than the queue's end.
+With no delay, and no preferred size but the largest, an instance that serves alone may want batches with fewer requests
+than are queued (see `depth`). Such a batch counts as stopped by something other than the queue's end.
 
-One difference from Triton 2.51 is on purpose. With a delay and preferred sizes it goes on filling a batch that it has
-already handed over, and then sends one request more than preferred: 5 for `preferred_batch_size: [4]`. Here it is 4.
+One difference from Triton 2.51 is on purpose. With a delay and preferred sizes Triton goes on filling a batch that it
+has already handed over, and sends one request more than preferred: 5 for `preferred_batch_size: [4]`. Here it is 4.
 
 Costs. With neither priorities nor queue policies, a request is touched once on the way in and about once on the way
 out. A batch that waits for its delay is not looked through again until it may have become complete: a queue of n
@@ -46,7 +45,7 @@ class DynamicBatcher(Scheduler):
     """Runs requests in batches, on whichever instance has been idle longest.
 
     `max_batch_size` 0 or 1 makes batches of one request. No preferred size means [max_batch_size]. `hold_until` keeps
-    everything back until that many requests wait, once (`schedulers.hold`).
+    all requests back until that many wait, once (`schedulers.hold`).
     """
 
     def __init__(
@@ -58,18 +57,17 @@ class DynamicBatcher(Scheduler):
         priorities: PriorityLevels | None = None,
         hold_until: int = 0,
     ) -> None:
-        # The requests that wait, where the queue has no rules: an ordered set. Leaving from the middle costs no more
-        # than from the front. OrderedDict and not dict, whose deleted entries make every look at the front slower.
+        # The waiting requests of a queue without rules, as an ordered set. Leaving from the middle costs no more than
+        # from the front. In a dict, deleted entries would make every look at the front slower.
         self._waiting: OrderedDict[Request, None] = OrderedDict()
         self._policies = None if priorities is None or priorities.plain else PolicyQueue(priorities)
         self._queue: OrderedDict[Request, None] | PolicyQueue = self._waiting
         if self._policies is not None:
             self._queue = self._policies
-        # Cancelled while they waited, or before; the next poll answers them
+        # Cancelled before or while they waited; the next poll answers them
         self._cancelled: list[Request] = []
-        # The longest idle first: how many works each may have, and how many closed ones besides
+        # The longest idle first: how many works each may have, and how many closed works besides
         self._idle: OrderedDict[Instance, tuple[int, int]] = OrderedDict()
-        # The rules
         self._max_batch_size = max(1, max_batch_size)
         self._preferred = frozenset(preferred_batch_sizes) - {0} or frozenset([self._max_batch_size])
         self._preferred_ascending = sorted(self._preferred)
@@ -77,20 +75,20 @@ class DynamicBatcher(Scheduler):
         self._delay_ns = max_queue_delay_us * 1000
         self._grouping = None if grouping is None or grouping.trivial or self._max_batch_size == 1 else grouping
         self._hold = Hold(hold_until) if hold_until else None
-        # Whether the configuration leaves it open how many requests a batch has, and how many the instance wants then;
-        # 0 for as many as may be
+        # Whether the configuration leaves the number of requests in a batch open, and the number that the instance then
+        # wants; 0 for no limit
         self._any_size = not max_queue_delay_us and self._preferred == {self._max_batch_size}
         self._most = 0
-        # While the whole queue waits for more (until_ns is not 0): how large it is, from which size on, if ever, it
-        # has to be looked at again before its time is over, and the key that all of it shares
+        # While the whole queue waits for more (until_ns is not 0): its size, the size at which the queue must be
+        # checked again before its time is over, if any, and the key that all of it shares
         self._quiet_until_ns = 0
         self._quiet_size = 0
         self._quiet_until_size = 0
         self._quiet_key: dict[str, object] | None = None
-        # Whether no later request could have joined the batch that was looked for last
+        # Whether no later request could have joined the last batch that was looked for
         self._closed = False
-        # After what time, and from when on, an instance that may have closed work may have any; 0 for never, and for
-        # not known yet
+        # For an instance that may have closed work: after what time, and at what time, the work may be any; 0 for
+        # never, and for not known yet
         self._ripe_after_ns = 0
         self._ripe_at_ns = 0
 
@@ -118,7 +116,7 @@ class DynamicBatcher(Scheduler):
             self._idle[instance] = (works, closed)
         else:
             self._idle.pop(instance, None)
-        # Only who serves alone is told of closed work, and of halves.
+        # Only an instance that serves alone is offered closed work and halves.
         self._ripe_after_ns = ripe_after_ns
         self._ripe_at_ns = 0
         self._most = most if self._any_size else 0
@@ -155,7 +153,7 @@ class DynamicBatcher(Scheduler):
             decision.answer += policies.expire(now_ns)
             self._quiet_until_ns = 0
         if self._ripe_after_ns and not self._ripe_at_ns and idle and not next(iter(idle.values()))[0]:
-            # It executes since it was told of.
+            # The instance has been executing since it was offered.
             self._ripe_at_ns = now_ns + self._ripe_after_ns
         if self._hold is not None and not self._hold.holds(len(queue), 0, now_ns):
             self._hold = None
@@ -219,9 +217,9 @@ class DynamicBatcher(Scheduler):
         return self._policies is None or self._policies.priorities.in_order
 
     def _may_be_closed(self) -> bool:
-        """Whether it is worth looking for a closed batch at the front of a queue that is not empty.
+        """Whether to look for a closed batch at the front of a queue that is not empty.
 
-        Where requests have to be compared, that would cost more than it gives while all of them are alike.
+        If requests must be compared, the look costs more than it gains while all requests are alike.
         """
         waiting, grouping = self._waiting, self._grouping
         if self._policies is not None or len(waiting) >= self._max_preferred or 0 < self._most <= len(waiting):
@@ -234,7 +232,7 @@ class DynamicBatcher(Scheduler):
     def _count_of_next_batch(self, now_ns: int) -> int:
         """How many requests of a queue that is not empty run now; 0 if they wait until `_quiet_until_ns`.
 
-        Says in `_closed` whether any request that is still to come could change that.
+        Sets `_closed` unless a future request could change that number.
         """
         if self._max_batch_size == self._max_preferred == 1:
             self._closed = True

@@ -18,7 +18,7 @@ from stubserve.schedulers.sequence.oldest import OldestBatcher
 def create_scheduler(config: Any, max_queue_size: int = 0) -> Scheduler:
     """The scheduler for a completed and validated `ModelConfig` message. Raises ServeError UNSUPPORTED.
 
-    `max_queue_size` holds where the configuration has no limit, but for sequences; 0 stands for none.
+    `max_queue_size` is the limit where the configuration has none, except for sequences; 0 stands for none.
     """
     choice = config.WhichOneof("scheduling_choice")
     if choice is None:

@@ -1,24 +1,23 @@
 """Which request leaves a full queue: one of the client that has most in it.
 
-A queue with a limit refuses new requests when it is full, as upstream does. A client that asks more than the model
-computes keeps it full, so that everybody else is refused, however little they ask. Where clients are told apart
-(`--fair-queues`) the place goes by need instead: a request that comes to a full queue gets the place of the newest
-request of whoever has most waiting there, unless that is itself, or would be with one more. This is known from routers
-as "longest queue drop".
+A full queue with a limit refuses new requests, as upstream does. A client that asks more than the model computes keeps
+it full, so that all other clients are refused, however little they ask. Where clients are told apart (`--fair-queues`)
+a new request gets a place in a full queue: that of the newest request of the client with the most waiting requests,
+unless that is its own client, or would be with one more. For routers this is known as "longest queue drop".
 
 Guarantees:
-- while a queue is not full nothing changes: requests are served in the order of arrival, also later on, because only
-  the newest of somebody leave;
+
+- while a queue is not full nothing changes. Requests are always served in the order of arrival, because only the newest
+  requests of a client leave;
 - with n clients that all want more than they get, each has the n-th part of the places, and so of the model;
-- a client that has a place less than its part, or fewer, is never refused. How long it waits is bounded by the queue's
-  limit;
+- a client with at least one place less than its part is never refused. Its wait is bounded by the queue's limit;
 - a client that is alone is served and refused exactly as without the flag.
 
-A request without a client (of models, and of warm-up) neither takes a place from anybody nor gives one.
+A request without a client (of models, and of warm-up) neither takes a place from a client nor gives one.
 
 A queue that never fills up costs nothing: shares are counted from the moment at which it is full, by one look at all
-that wait, until it is half empty. Meanwhile a request costs O(1) on its way in and out: clients are in groups of those
-that have the same number waiting.
+waiting requests, until it is half empty. Meanwhile a request costs O(1) on its way in and out: clients are grouped by
+their number of waiting requests.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from stubserve.inference.request import Request
 
 
 class FairShares:
-    """The requests of each client in one queue; those that wait now in their order."""
+    """The requests of each client in one queue; begins with the waiting requests, in their order."""
 
     def __init__(self, waiting: Iterable[Request]) -> None:
-        # The requests of a client, the newest last; and the clients that have so many, for the largest number `_most`
-        # and below
+        # The requests of a client, the newest last; and the clients by number of requests, for `_most` (the largest
+        # number) and below
         self._of: dict[Hashable, dict[Request, None]] = {}
         self._groups: dict[int, dict[Hashable, None]] = {}
         self._most = 0
@@ -68,7 +67,7 @@ class FairShares:
             del self._of[client]
 
     def gives_way(self, newcomer: Request) -> Request | None:
-        """The request that leaves so that the new one may stay; None where the new one goes."""
+        """The request that leaves so that the new one may stay; None if the new one must go."""
         client = newcomer.client
         if client is None:
             return None

@@ -1,30 +1,30 @@
-"""Keeping everything back until enough waits, for tests that want to know what shares a batch."""
+"""Keeps all requests back until enough of them wait, for tests that must know which requests share a batch."""
 
 from __future__ import annotations
 
 import os
 
-# How many requests have to wait with a batching model, and how many in the backlog of one with sequences
+# How many requests have to wait for a batching model, or in the backlog of a model with sequences
 HOLD_VARIABLE = "TRITONSERVER_DELAY_SCHEDULER"
 BACKLOG_VARIABLE = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 
 
 def from_environment(variable: str) -> int:
-    """What an environment variable says, once when a model is loaded; 0 if it is unset or no number."""
+    """The value of an environment variable when a model is loaded; 0 if it is unset or no number."""
     text = os.environ.get(variable, "")
     return int(text) if text.isdecimal() else 0
 
 
-# How long it then waits for one more
+# How long the hold then waits for one more
 _ONE_MORE_NS = 10_000_000
 
 
 class Hold:
-    """Holds until so many requests wait in slots and so many in the backlog, and then for one more; then never again.
+    """Holds until that many requests wait in slots and in the backlog, and then for one more; then never again.
 
-    As upstream, whose thread looks again at the next request, or after 10 ms. Who sends more than it waits for would
-    otherwise find the last ones in a batch of their own or not, by chance. And as upstream, a number for the backlog
-    alone holds nothing. `until_ns` is when it ends at the latest, None while that is not known.
+    As upstream, whose thread looks again at the next request, or after 10 ms. Otherwise chance decides whether a
+    client's requests beyond these numbers get a batch of their own. As upstream, a number for the backlog alone holds
+    nothing. `until_ns` is the latest end of the hold, None while that is not known.
     """
 
     def __init__(self, in_slots: int = 0, backlog: int = 0) -> None:
@@ -34,7 +34,7 @@ class Hold:
         self.until_ns: int | None = None
 
     def holds(self, in_slots: int, backlog: int, now_ns: int) -> bool:
-        """Whether to wait for more, with so many there."""
+        """Whether to wait for more."""
         if not self._in_slots:
             return False
         there = in_slots + backlog

@@ -11,13 +11,12 @@ from stubserve.inference.request import Request, Response
 class ResponseOrderer:
     """Holds responses back until those of all requests that were expected earlier have been released.
 
-    A decoupled model may give a request any number of responses: those of the first request in the order go out as they
-    come, and the next one is first after its final response. Every answer counts, also those that a scheduler gives to
-    an expired or cancelled request: without it the later ones would wait for ever. Costs O(1) amortised per response.
+    A decoupled model may give a request any number of responses. Those of the first request in the order go out as they
+    come; the next request is first after its final response. Every answer counts, also a scheduler's answer to an
+    expired or cancelled request: without it the later ones would wait for ever. Costs O(1) amortised per response.
     """
 
     def __init__(self) -> None:
-        # What is held back of each request
         self._expected: OrderedDict[Request, list[Response]] = OrderedDict()
 
     def expect(self, request: Request) -> None:
@@ -25,9 +24,9 @@ class ResponseOrderer:
         self._expected[request] = []
 
     def complete(self, request: Request, response: Response) -> list[tuple[Request, Response]]:
-        """Takes a response; returns what may go out now, in order.
+        """Takes a response; returns the responses that may go out now, in order.
 
-        Raises KeyError if it was not expected, ValueError if it comes after the final one.
+        Raises KeyError if the request was not expected, ValueError for a response after the final one.
         """
         expected = self._expected
         held = expected[request]
@@ -46,11 +45,11 @@ class ResponseOrderer:
         return released
 
     def held(self, request: Request) -> Sequence[Response]:
-        """What is held back of a request's responses."""
+        """The responses of a request that are held back."""
         return self._expected.get(request, ())
 
     def ahead_of(self, request: Request) -> list[Request]:
-        """The requests that hold back the responses of this one: O(n); empty where nothing is held back."""
+        """The requests that hold back the responses of this one: O(n); empty if nothing is held back."""
         if not self._expected.get(request):
             return []
         ahead = []

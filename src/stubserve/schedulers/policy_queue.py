@@ -1,18 +1,18 @@
 """The queue of models with priorities, timeouts or limits: `dynamic_batching { default_queue_policy ... }`.
 
-A level holds the requests of one priority in two first-in-first-out lines: those within their timeout, and those
-that ran out of it under the action DELAY. Service order is level by level, 1 first; in a level the delayed come last,
-in the order in which they ran out of time.
+A level holds the requests of one priority in two first-in-first-out lines: those within their timeout, and those that
+ran out of it under the action DELAY. Level 1 is served first. In a level the delayed requests come last, in the order
+in which their times ran out.
 
 Guarantees:
-- A request is in at most one line, and what is pushed is taken, removed, or handed out by `expire`, exactly once.
-- `push`, `remove` and `take` cost O(1) per request, whatever the queue holds. Deadlines are in a heap: adding one
-  that is not earlier than all others (the case without overrides) takes one comparison, and `next_deadline_ns` looks
-  at the top.
+- A request is in at most one line. A pushed request is taken, removed, or returned by `expire`, exactly once.
+- `push`, `remove` and `take` cost O(1) per request, whatever the size of the queue. Deadlines are in a heap: adding one
+  that is not earlier than all others (the case without overrides) takes one comparison, and `next_deadline_ns` looks at
+  the top.
 - A request that does not run for now, because it waits for the answer to an equal one, has a place beside the lines
   (`take_place`): it counts for the limit and for shares as if it were in line.
-- The heap does not keep a served request alive for long. Its entries outlive their requests, as a heap gives up only
-  its top cheaply, but it is rebuilt as soon as more than half of it is dead (amortised O(1) as well).
+- The heap does not keep a served request alive for long. Dead entries stay in it, as a heap gives up only its top
+  cheaply, but it is rebuilt as soon as more than half of it is dead (amortised O(1) as well).
 
 Upstream looks for expired requests only when it happens to walk the queue, and at least every 500 ms. Here the
 deadline is part of `Decision.wake_at_ns`, so an expired request is answered when it expires.
@@ -93,7 +93,7 @@ class PriorityLevels:
         return self.policies.get(level, self.policy)
 
     def bounded(self, max_queue_size: int) -> PriorityLevels:
-        """These levels, with this limit for those that have none."""
+        """These levels, with this limit for the levels without a limit."""
 
         def limited(policy: QueuePolicy) -> QueuePolicy:
             return policy if policy.max_queue_size else replace(policy, max_queue_size=max_queue_size)
@@ -103,13 +103,13 @@ class PriorityLevels:
 
     @property
     def in_order(self) -> bool:
-        """Whether requests leave in the order of their arrival, and none for its age: limits may be all there is."""
+        """Whether requests leave in the order of their arrival, and none for its age. Limits are allowed."""
         policies = (self.policy, *self.policies.values())
         return self.count <= 1 and not any(policy.default_timeout_us for policy in policies)
 
     @property
     def plain(self) -> bool:
-        """Whether requests leave in the order of their arrival, and there is no limit: then no such queue is needed."""
+        """Whether requests leave in the order of their arrival, without a limit: then no such queue is needed."""
         nothing = QueuePolicy()
         return self.count <= 1 and self.policy == nothing and all(p == nothing for p in self.policies.values())
 
@@ -123,13 +123,13 @@ class _Level:
         # Each request with its deadline, 0 for none
         self.unexpired: OrderedDict[Request, int] = OrderedDict()
         self.delayed: OrderedDict[Request, None] = OrderedDict()
-        # Those that have a place and are in no line
+        # Requests that have a place and are in no line
         self.beside: dict[Request, None] = {}
-        # Who has how much of it, from when it is full until it is half empty
+        # The shares of the clients, from when the level is full until it is half empty
         self.shares: FairShares | None = None
 
     def has_left(self, request: Request) -> None:
-        """A request has no place any more."""
+        """A request has lost its place."""
         if self.shares is not None:
             self.shares.remove(request)
             if len(self) <= self.policy.max_queue_size // 2:
@@ -155,7 +155,7 @@ class PolicyQueue:
         self._deadlines: list[tuple[int, int, Request, _Level]] = []
         self._live_deadlines = 0
         self._serial = itertools.count()
-        # Who had to give way, until `expire` hands them out
+        # Requests that had to give way, until `expire` returns them
         self._displaced: list[Request] = []
 
     def push(self, request: Request) -> None:
@@ -183,7 +183,7 @@ class PolicyQueue:
             level.shares.add(request)
 
     def remove(self, request: Request) -> bool:
-        """Takes a request out, of a line or of its place beside them; False if it is not there."""
+        """Removes a request from a line or from its place beside the lines; False if it has none."""
         level = self._levels.get(self.priorities.level_of(request.options.priority))
         if level is None:
             return False
@@ -219,16 +219,16 @@ class PolicyQueue:
         return taken
 
     def expire(self, now_ns: int) -> list[tuple[Request, ServeError]]:
-        """Moves what ran out of time behind its level, or removes and returns it, as the level's policy says.
+        """Moves expired requests behind their level, or removes and returns them, as the level's policy demands.
 
-        Returns those who had to give way, too.
+        Also returns the requests that had to give way.
         """
         rejected = [(request, overloaded(request.id_prefix + GAVE_WAY)) for request in self.take_displaced()]
         heap = self._deadlines
         while heap and heap[0][0] <= now_ns:
             deadline_ns, _, request, level = heapq.heappop(heap)
             if level.unexpired.get(request) != deadline_ns:
-                continue  # it left long ago
+                continue  # the request left long ago
             del level.unexpired[request]
             self._live_deadlines -= 1
             if level.policy.delay_expired:
@@ -240,12 +240,12 @@ class PolicyQueue:
         return rejected
 
     def take_displaced(self) -> list[Request]:
-        """Removes and returns those who had to give way, in place of `expire`."""
+        """Removes and returns the requests that had to give way, in place of `expire`."""
         displaced, self._displaced = self._displaced, []
         return displaced
 
     def next_deadline_ns(self) -> int | None:
-        """When `expire` has something to do at the earliest."""
+        """The earliest time at which `expire` has work."""
         heap = self._deadlines
         while heap and heap[0][3].unexpired.get(heap[0][2]) != heap[0][0]:
             heapq.heappop(heap)
@@ -260,7 +260,7 @@ class PolicyQueue:
         return self._size
 
     def _level_with_room(self, newcomer: Request) -> _Level:
-        """The level of a request that is to get a place. Raises ServeError UNAVAILABLE if there is none."""
+        """The level in which a request is to get a place. Raises ServeError UNAVAILABLE if there is none."""
         level = self._level(newcomer)
         limit = level.policy.max_queue_size
         if limit and len(level) >= limit:
@@ -268,7 +268,7 @@ class PolicyQueue:
         return level
 
     def _make_room(self, level: _Level, newcomer: Request) -> None:
-        """Has somebody leave a full level. Raises ServeError where it is the newcomer who has to go."""
+        """Removes a request from a full level. Raises ServeError if that is the newcomer."""
         gives_way: Request | None = None
         if newcomer.client is not None:
             if level.shares is None:
@@ -288,7 +288,7 @@ class PolicyQueue:
         return level
 
     def _forget_deadline(self, deadline_ns: int) -> None:
-        """Counts a deadline whose request is gone, and clears such entries away once they are the majority."""
+        """Counts a deadline whose request is gone, and removes such entries once they are the majority."""
         if not deadline_ns:
             return
         self._live_deadlines -= 1

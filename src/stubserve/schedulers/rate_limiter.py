@@ -1,28 +1,29 @@
 """The rate limiter: instances that ask for resources run when these are free, and take turns by priority.
 
-Resources are names with a count, on each device or shared by all (`global`). An instance holds what its configuration
-asks for while it executes, and gives it back then, when its stub dies, and when it is unloaded. How much of a resource
-there is: what `--rate-limit-resource` says, and where that says nothing at all, as much as the greediest instance asks
-for. So without flags instances that ask for the same resource run one at a time.
+Resources are names with a count, on each device or shared by all (`global`). An instance holds the resources of its
+configuration while it executes. It gives them back then, when its stub dies, and when it is unloaded.
+`--rate-limit-resource` sets the amount of a resource; without the flag it is the most that any instance asks for. So
+without flags instances that ask for the same resource run one at a time.
 
 The order. An instance of priority n (0 is 1) gets 1/n of the executions of one with priority 1, as long as both have
-something to do. Each has a *tag*: what it has had, in executions times priority. The lowest goes first, and among
-equals the one that has waited longest. An instance that had nothing to do, or is new, begins at the tag of the last one
-that was let in, so it starts level with the others. Upstream compares numbers of executions since the start instead:
-there a model that is loaded a day later runs alone until it has caught up.
+work. Each has a *tag*: its executions so far, times its priority. The lowest tag goes first, and among equals the
+instance that has waited longest. An instance that had no work, or is new, begins at the tag of the last one that was
+let in, so it starts level with the others. Upstream compares numbers of executions since the start: there a model that
+is loaded a day later runs alone until it has caught up.
 
 Guarantees:
-- nobody starves: an instance whose resources are not all free keeps those that it waits for from all behind it;
-- nobody waits for what it does not need: instances without resources never come here, and those with others are served
-  in the meantime. Upstream tries only the first of all that wait;
-- a resource is never given out beyond its amount. Where the amount falls, because a model was unloaded, running
-  instances keep what they have.
 
-An instance that is never without work for long may hold its resources for several executions, as long as nobody waits
-for any of them: `may_go_on` tells, and each execution counts (`runs`), as if it had given them back in between.
+- no instance starves: while its resources are not all free, it keeps those that it waits for from all behind it;
+- no instance waits for a resource that it does not need: instances without resources never come here, and those with
+  others are served in the meantime. Upstream tries only the first of all that wait;
+- a resource is never given out beyond its amount. If the amount falls, because a model was unloaded, running instances
+  keep their resources.
 
-Costs. Where nobody waits, a request takes and gives back counts of its resources. Those who wait stand in *lines*, one
-for each set of needs, which are heaps by tag: a look at who is next costs O(log n) in who waits for the same, and is
+An instance that is never without work for long may hold its resources for several executions, as long as no other waits
+for any of them (`may_go_on`). Each execution counts (`runs`), as if it had given them back in between.
+
+Costs. If no instance waits, a request takes and gives back counts of its resources. Waiting instances stand in *lines*,
+one for each set of needs, which are heaps by tag. To find the next costs O(log n) in the length of its line, and is
 repeated only for lines that share the resources that have become free.
 """
 
@@ -41,8 +42,8 @@ OFF, EXECUTION_COUNT = "off", "execution_count"
 class RateLimiter:
     """All resources of a server. `given` are the amounts that the operator set, by (name, device or None for all).
 
-    Whoever has been told `acquire` is true, or is let in, says `runs` for what it is given, and calls `finish` when it
-    has executed, or `give_back` if it had nothing to execute; and `settle` when everything is as it is to be.
+    A caller whose instance has its resources (`acquire` was true, or it was let in) calls `runs` for each work. It
+    calls `finish` after the execution, or `give_back` if there was nothing to execute; then `settle`.
     """
 
     def __init__(self, given: Mapping[tuple[str, int | None], int] | None = None) -> None:
@@ -50,14 +51,14 @@ class RateLimiter:
         self._pools: dict[tuple[str, int | None], Pool] = {}
         self._lines: dict[tuple[tuple[Pool, int], ...], Line] = {}
         self._number = 0
-        # Resources that may have become free, and whether somebody is being let in at the moment
+        # Resources that may have become free, and whether an instance is being let in at the moment
         self._touched: dict[Pool, None] = {}
         self._settling = False
 
     # Loading and unloading
 
     def check(self, demands: Iterable[tuple[Sequence[Demand], int]]) -> None:
-        """Raises ServeError INVALID_ARG where an instance, (what it asks for, its device), could never run."""
+        """Raises ServeError INVALID_ARG if an instance, given as (demands, device), could never run."""
         asked: dict[tuple[str, int | None], int] = {key: max(pool.askers.values()) for key, pool in self._pools.items()}
         for wanted, at in demands:
             for name, shared, count in wanted:
@@ -77,8 +78,8 @@ class RateLimiter:
                 )
 
     def add(self, limited: Limited, demands: Sequence[Demand], device: int) -> None:
-        """An instance is there, whose demands have been checked."""
-        # As upstream, the last of two demands for the same counts.
+        """An instance joins. Its demands have been checked."""
+        # As upstream, the last of two demands for the same resource counts.
         needs = {(name, None if shared else device): count for name, shared, count in demands}
         found = []
         for key, count in needs.items():
@@ -100,7 +101,7 @@ class RateLimiter:
         limited.tag = max([pool.tag for pool, _ in limited.needs], default=0)
 
     def remove(self, limited: Limited) -> None:
-        """An instance is gone; what it holds is free."""
+        """An instance is gone; its resources are free."""
         if limited.line is None:
             return
         self.finish(limited)
@@ -124,7 +125,7 @@ class RateLimiter:
     # Executing
 
     def acquire(self, limited: Limited) -> bool:
-        """Whether an instance that has something to execute has its resources now; if not, it is let in later."""
+        """Whether an instance with work has its resources now; if not, it is let in later."""
         if limited.state:
             return False
         tag = limited.tag
@@ -149,18 +150,18 @@ class RateLimiter:
         heapq.heappush(line.heap, (tag, self._number, limited))
         for pool, _ in limited.needs:
             pool.waiting += 1
-            if free:  # it may go before those who wait
+            if free:  # it may go before the waiting ones
                 self._touched[pool] = None
         return False
 
     def may_go_on(self, limited: Limited) -> bool:
-        """Whether an instance has its resources and nobody waits for any of them."""
+        """Whether an instance has its resources and no other waits for any of them."""
         if limited.state != HOLDING:
             return False
         return all(not pool.waiting and pool.free >= 0 for pool, _ in limited.needs)
 
     def runs(self, limited: Limited) -> None:
-        """An instance that has its resources is given something to execute, the first time what it got them for."""
+        """An instance that has its resources is given work; the first time, the work for which it got them."""
         if not limited.ran:
             limited.ran = True
             return
@@ -171,7 +172,7 @@ class RateLimiter:
         self._count(limited, tag)
 
     def finish(self, limited: Limited) -> None:
-        """An instance has executed, or waits no longer."""
+        """An instance has executed, or no longer waits."""
         state, limited.state = limited.state, IDLE
         if state == IDLE:
             return
@@ -184,13 +185,13 @@ class RateLimiter:
                 self._touched[pool] = None
 
     def give_back(self, limited: Limited) -> None:
-        """An instance had nothing to execute: it has had nothing."""
+        """An instance had nothing to execute, so nothing is counted."""
         if limited.state == HOLDING and not limited.ran:
             limited.tag = limited.since
         self.finish(limited)
 
     def settle(self) -> None:
-        """Lets in the instances that can run now."""
+        """Lets in all instances that can run now."""
         if self._settling:
             return
         self._settling = True
@@ -203,9 +204,9 @@ class RateLimiter:
             self._settling = False
 
     def in_the_way(self, limited: Limited) -> tuple[str, list[Hashable]]:
-        """The first resource that an instance lacks to execute now, and who holds some of it; empty if it lacks none.
+        """The first resource that an instance lacks, and the instances that hold some of it; empty if it lacks none.
 
-        At least one of these has to give back. Looks at all who ask for the same.
+        At least one of these has to give back. Looks at all instances that ask for the resource.
         """
         if not limited.holds:
             for pool, count in limited.needs:
@@ -217,8 +218,6 @@ class RateLimiter:
     def usage(self) -> dict[tuple[str, int | None], tuple[int, int]]:
         """By resource: how much is held, and how much there is."""
         return {key: (pool.total - pool.free, pool.total) for key, pool in self._pools.items()}
-
-    # Inside
 
     def _take(self, limited: Limited) -> None:
         limited.state = HOLDING
@@ -236,14 +235,14 @@ class RateLimiter:
             pool.tag = tag
 
     def _next(self) -> Limited | None:
-        """Who is let in next; None where nobody can be, and then nothing is left to be looked at."""
+        """The next instance to let in; None if there is none, and then nothing is left to check."""
         for pool in list(self._touched):
             if pool.free <= 0 or not pool.waiting:
                 del self._touched[pool]
         if not self._touched:
             return None
         lines = {line: None for pool in self._touched for line in pool.lines}
-        # An instance that waits for something else that these need is only asked what it keeps from them.
+        # Instances that wait for another of these resources are only asked which resources they keep from the others.
         around = {line: None for one in lines for pool, _ in one.needs for line in pool.lines}
         heads = [head for line in around if (head := self._head(line)) is not None]
         if len(heads) > 1:
@@ -260,7 +259,7 @@ class RateLimiter:
                 heapq.heappop(line.heap)
                 for pool, _ in limited.needs:
                     pool.waiting -= 1
-                    # What it kept from those behind it, and does not need itself, is theirs.
+                    # Resources that it kept from those behind it, and does not need itself, are free for them.
                     self._touched[pool] = None
                 self._take(limited)
                 return limited
@@ -278,12 +277,12 @@ class RateLimiter:
         return None
 
     def _limit(self, name: str, device: int | None) -> int | None:
-        """What the operator set; None where nothing was set at all. What is not among what was set is not there."""
+        """The operator's amount, 0 for a resource without one; None if the operator has set no amounts at all."""
         given = self._given
         if not given:
             return None
         if device is None:
-            # The device of a resource that all share is not looked at.
+            # For a resource that all devices share, the device does not matter.
             return max((count for (one, _), count in given.items() if one == name), default=0)
         return given.get((name, device), given.get((name, None), 0))
 
@@ -297,7 +296,7 @@ class RateLimiter:
 
 
 def create_limiter(mode: str, given: Iterable[tuple[str, int, int | None]]) -> RateLimiter | None:
-    """The limiter that the operator asks for by its mode, with (name, count, device or None for all) of resources."""
+    """The limiter for the operator's mode, with (name, count, device or None for all) of resources."""
     if mode == OFF:
         return None
     return RateLimiter({(name, device): count for name, count, device in given})

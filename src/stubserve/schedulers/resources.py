@@ -1,4 +1,4 @@
-"""The books of the rate limiter: resources, the instances that ask for them, and their lines (see `rate_limiter`)."""
+"""The records of the rate limiter: resources, the instances that ask for them, and their lines (see `rate_limiter`)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Callable, Hashable
 # Name, whether all devices share it, how much
 Demand = tuple[str, bool, int]
 
-# Where an instance stands
 IDLE, WAITING, HOLDING = range(3)
 
 
 class Pool:
-    """One resource: on one device, or shared. `free` may be below zero when less of it is there than was given out."""
+    """One resource: on one device, or shared. `free` is below zero if more is given out than there is now."""
 
     def __init__(self, key: tuple[str, int | None]) -> None:
         self.key = key
         self.total = 0
         self.free = 0
-        # The instances that ask for it, and how much each asks for
+        # The instances that ask for it, each with its amount
         self.askers: dict[Limited, int] = {}
-        # The lines that wait for it, and how many instances are in them
+        # The lines that wait for the resource, and how many instances are in them
         self.lines: list[Line] = []
         self.waiting = 0
         # The tag of the instance that was let in last
@@ -28,7 +27,7 @@ class Pool:
 
 
 class Line:
-    """Instances that wait for the same, the lowest tag first: (tag, number, instance). Some have gone meanwhile."""
+    """Instances that wait for the same, the lowest tag first: (tag, number, instance). Some may have left meanwhile."""
 
     def __init__(self, needs: tuple[tuple[Pool, int], ...]) -> None:
         self.needs = needs
@@ -36,7 +35,7 @@ class Line:
 
 
 class Limited:
-    """An instance that asks for resources. `let_in` is called when it holds them without having got them at once."""
+    """An instance that asks for resources. `let_in` is called when it gets resources that it had to wait for."""
 
     def __init__(self, instance: Hashable, let_in: Callable[[Limited], None], priority: int) -> None:
         self.instance = instance
@@ -45,15 +44,14 @@ class Limited:
         self.needs: tuple[tuple[Pool, int], ...] = ()
         self.line: Line | None = None
         self.state = IDLE
-        # What it has had, and from which tag on it runs now
+        # What it has had, and the tag at which its present run began
         self.tag = 0
         self.since = 0
-        # Whether it has executed, or begun to, since it has its resources
+        # Whether it has begun to execute since it got its resources
         self.ran = False
-        # Which place in its line is its own
+        # Its own place in its line
         self.number = 0
 
     @property
     def holds(self) -> bool:
-        """Whether it has its resources."""
         return self.state == HOLDING

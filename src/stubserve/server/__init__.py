@@ -1,1 +1,1 @@
-"""The server put together: its models (`server`), its front ends and their ports, its start and its end."""
+"""The whole server: its models (`server`), its front ends and their ports, its start and its end."""

@@ -28,7 +28,7 @@ from stubserve.server.server import Server
 
 
 class GrpcTransport(Protocol):
-    """What the server needs of a gRPC transport."""
+    """The gRPC transport, as the server uses it."""
 
     port: int
 
@@ -40,7 +40,7 @@ class GrpcTransport(Protocol):
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers and without its ten wake-ups per second: an idle server sleeps.
 
-    With an `offload` connections come in by an `Acceptor`.
+    With an `offload` an `Acceptor` takes the connections.
     """
 
     def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, offload: Offload | None = None) -> None:
@@ -75,7 +75,7 @@ class HttpServer(uvicorn.Server):
         await self._stopping.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Our own connections see to it when they are closed.
+        # The server's own connections do this when they are closed.
         if self._offload is None:
             for connection in self.server_state.connections:
                 see_it_closed(cast(Any, connection).transport)
@@ -87,10 +87,7 @@ class HttpServer(uvicorn.Server):
 
 
 def http_server(server: Server, connections: Connections) -> HttpServer:
-    """The HTTP front end of a server. `connections` is what its connections share, for a stop in good order.
-
-    Raises OSError.
-    """
+    """The HTTP front end of a server. Its connections share `connections`, for an orderly stop. Raises OSError."""
     http = server.settings.http
     app = create_app(server, cors_origins=http.cors_origins, try_page=http.shows_try_page)
     protocol = functools.partial(HttpConnection, connections)
@@ -122,7 +119,7 @@ def sagemaker_server(server: Server) -> HttpServer:
 
 
 def vertex_server(server: Server) -> HttpServer:
-    """The front end for Vertex AI. Raises OSError; ServeError where its environment says too little."""
+    """The front end for Vertex AI. Raises OSError; ServeError if its environment lacks a variable."""
     from stubserve.http.platforms.vertex import VertexAi
 
     metrics = _metrics_app(server) if server.settings.metrics.allow else None
@@ -141,7 +138,7 @@ def _config(server: Server, app: Any, **more: Any) -> uvicorn.Config:
 
 def grpc_server(server: Server) -> GrpcTransport:
     """The gRPC front end of a server, listening. Raises OSError."""
-    # Here, so that a server does not pay for what it does not use.
+    # Here, so that a server does not pay for a transport that it does not use.
     from stubserve.grpc.service import Service, rpc_access
 
     settings = server.settings.grpc

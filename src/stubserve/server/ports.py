@@ -1,9 +1,9 @@
 """The ports of one server, from binding to the last answer.
 
-They are bound before the first model is loaded, so that a port that is taken is known at once, and so that probes and
-clients get answers meanwhile. Only ports that several servers share are served when the models are loaded: until then
-their connections are for those that are ready. In the end nobody connects any more, and what is under way is answered
-first.
+They are bound before the first model is loaded, so that a taken port is found at once, and so that probes and clients
+get answers meanwhile. Ports that several servers share are served only once the models are loaded: until then their
+connections go to servers that are ready. At the end no new connections are accepted, and requests under way are
+answered first.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ from stubserve.server.server import Server
 
 log = logging.getLogger("stubserve.server")
 
-# How much of --exit-timeout-secs HTTP requests may take to end; the rest is for models to finalize.
+# The part of --exit-timeout-secs for HTTP requests to end; the rest is for models to finalize.
 _DRAIN_PART = 0.8
 
-# As the log calls them
 _HTTP, _METRICS = "HTTPService", "Metrics Service"
 
 
 class CannotServe(Exception):
-    """The server cannot be served; the text is for the log."""
+    """The server cannot start; the text is for the log."""
 
 
 class Ports:
-    """What a server is asked through. Lives on the event loop."""
+    """The ports of a server. Lives on the event loop."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -89,7 +88,7 @@ class Ports:
         return name == _HTTP and self._server.settings.http.reuse_port
 
     def _wanted(self) -> Iterator[tuple[str, str, str, int, Callable[[Server], HttpServer]]]:
-        """What uvicorn is to serve: name in the log and in flags, address, port, and what makes it."""
+        """The ports for uvicorn: name in the log and in flags, address, port, and the maker of the front end."""
         settings = self._server.settings
         address = settings.http.address
         if settings.http.allow:
@@ -103,7 +102,7 @@ class Ports:
             yield "Vertex AI HTTPService", "vertex-ai", address, settings.vertex.port, vertex_server
 
     def serve(self) -> None:
-        """Accepts connections from now on, but for ports that are shared."""
+        """Accepts connections from now on, except on shared ports."""
         for name in self._http:
             if not self._is_shared(name):
                 self._accept(name)
@@ -114,7 +113,7 @@ class Ports:
         self._serving.append(asyncio.get_running_loop().create_task(front.serve([listener])))
 
     async def ready(self) -> None:
-        """Accepts connections on shared ports, too, and logs where the server can be asked. Raises CannotServe."""
+        """Accepts connections on shared ports, too, and logs the server's addresses. Raises CannotServe."""
         for name in self._http:
             if self._is_shared(name):
                 self._accept(name)
@@ -129,7 +128,7 @@ class Ports:
             log.info("Started %s at %s:%d", name, *listener.getsockname()[:2])
 
     def addresses(self) -> dict[str, str]:
-        """Where the server can be asked, by protocol, as people on this machine write it."""
+        """The server's addresses, by protocol, as people on this machine write them."""
         settings = self._server.settings
         scheme = "http" if settings.http.tls is None else "https"
         addresses = {}
@@ -162,13 +161,13 @@ class Ports:
         return port
 
     def begin_drain(self) -> None:
-        """The requests over HTTP that are under way now are those that `drain` waits for."""
+        """Marks the HTTP requests under way now: `drain` waits for these."""
         self._connections.open.begin_drain()
 
     async def drain(self, timeout_s: float) -> None:
-        """Nobody connects any more. Waits until requests over HTTP are answered, for 0.8 of `timeout_s` at most.
+        """Accepts no more connections. Waits until HTTP requests are answered, for 0.8 of `timeout_s` at most.
 
-        Those over gRPC have all of `timeout_s`; `close` waits for them.
+        Requests over gRPC have all of `timeout_s`; `close` waits for them.
         """
         if self._grpc is not None:
             self._stopping_grpc = asyncio.get_running_loop().create_task(self._grpc.stop(timeout_s))
@@ -178,7 +177,6 @@ class Ports:
                 await asyncio.wait_for(self._connections.open.drain(), timeout_s * _DRAIN_PART)
 
     async def close(self) -> None:
-        """Closes what is still open."""
         if self._stopping_grpc is not None:
             await self._stopping_grpc
         for front, _ in self._http.values():

@@ -42,10 +42,7 @@ _NOT_COMPILED = (
 
 
 async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
-    """Runs a server until a signal ends it. The process's exit code.
-
-    `at_once` gives back what must not be left when somebody does not wait for the end.
-    """
+    """Runs a server until a signal ends it. Returns the process's exit code. `at_once` cleans up for an early end."""
     try:
         server = _create(settings)
         ports = Ports(server)
@@ -73,7 +70,7 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
 
 
 def _create(settings: Settings) -> Server:
-    """The server, which has no ports yet. Raises CannotServe."""
+    """The server, without its ports. Raises CannotServe."""
     try:
         server = Server(settings)
     except OSError as error:
@@ -88,7 +85,7 @@ def _create(settings: Settings) -> Server:
 
 
 async def _start(server: Server, ports: Ports, manager: ServiceManager, signals: Stopping) -> int:
-    """Loads the models, unless a signal comes first. The exit code; with 0 the server is to go on until a signal."""
+    """Loads the models, unless a signal comes first. Returns the exit code; 0 means to go on until a signal."""
     loading = asyncio.create_task(server.load())
     telling = asyncio.create_task(tell_progress(server.registry))
     stopping = asyncio.create_task(signals.asked.wait())
@@ -122,7 +119,7 @@ async def _start(server: Server, ports: Ports, manager: ServiceManager, signals:
 
 
 def _failure(loading: asyncio.Task[bool]) -> str:
-    """Why the server cannot be as it was wanted; empty if it is."""
+    """Why the server cannot start as demanded; empty if it can."""
     try:
         return "" if loading.result() else "Internal - failed to load all models"
     except ServeError as error:
@@ -130,12 +127,12 @@ def _failure(loading: asyncio.Task[bool]) -> str:
 
 
 async def _end(server: Server, ports: Ports, impatient: bool, failed: bool) -> None:
-    """Lets requests that are under way be answered, then the models finalize, within --exit-timeout-secs.
+    """Lets requests under way be answered, then the models finalize, within --exit-timeout-secs.
 
-    Nobody waits for --exit-delay-secs where whoever ends the server is `impatient`. `failed`: the start was none.
+    After an `impatient` signal --exit-delay-secs is skipped. `failed`: the start has failed.
     """
     settings = server.settings
-    # First of all, so that nobody is sent here any more; open connections can ask as long as they are open.
+    # First of all, so that no more clients are sent here; open connections can ask as long as they are open.
     server.leaves = True
     if settings.exit_delay_secs and server.loaded and not impatient:
         log.info(
@@ -143,9 +140,9 @@ async def _end(server: Server, ports: Ports, impatient: bool, failed: bool) -> N
             settings.exit_delay_secs,
         )
         await asyncio.sleep(settings.exit_delay_secs)
-    # Before it is said: a request that comes after that line is none of those.
+    # Before the log line: a request that comes after that line does not count.
     ports.begin_drain()
-    if not failed:  # else nobody was served
+    if not failed:  # otherwise there were no clients
         log.info("Waiting for in-flight requests to complete.")
     loop = asyncio.get_running_loop()
     deadline = loop.time() + settings.exit_timeout_secs
@@ -159,21 +156,21 @@ async def _end(server: Server, ports: Ports, impatient: bool, failed: bool) -> N
 
 
 def _on_hangup(heed: Callable[[], object]) -> None:
-    """Has SIGHUP do this and never end the server; where it is ignored from the start (nohup), it stays ignored."""
+    """Makes SIGHUP call `heed` and never end the server; if it is ignored from the start (nohup), it stays ignored."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: heed())
 
 
 def run(settings: Settings) -> int:
-    """Runs a server in this process, on uvloop. The process's exit code."""
+    """Runs a server in this process, on uvloop. Returns the process's exit code."""
     _on_hangup(lambda: None)
     _raise_descriptor_limit()
     close_process()
     malloc.give_back_large()
-    # Whoever started the server may ignore it, which is inherited, and then nobody learns how a child has ended.
+    # An ignored SIGCHLD is inherited from the parent, and then the end of a child cannot be observed.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # What has been imported stays. The collector need not walk through it again and again, which takes tens of
-    # milliseconds, in which nobody is served, and is called for by nothing but many requests in flight.
+    # Imported objects stay. Otherwise the collector would walk through them again and again, only because many requests
+    # are in flight. A walk takes tens of milliseconds, in which no client is served.
     gc.freeze()
     gc.enable()
     with contextlib.ExitStack() as links:
@@ -188,21 +185,21 @@ def run(settings: Settings) -> int:
 
 
 def _leave(links: contextlib.ExitStack, restore: Callable[[], None]) -> None:
-    """Does what must be done also when the process is ended in the middle."""
+    """Does the work that is needed even if the process is ended in the middle."""
     links.close()
     restore()
     output.close()
 
 
 def _terminal_modes() -> Callable[[], None]:
-    """Restores the terminal as it is now: a debugger that is ended while it reads a line leaves it without an echo."""
+    """Returns a function that restores the terminal as it is now: a debugger that is ended may leave the echo off."""
     try:
         modes = termios.tcgetattr(0)
     except termios.error:
         return lambda: None
 
     def restore() -> None:
-        # Else who is not in front any more would be stopped for it.
+        # Otherwise a process that is no longer in front would be stopped for it.
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         with contextlib.suppress(termios.error):
             termios.tcsetattr(0, termios.TCSANOW, modes)
@@ -211,7 +208,7 @@ def _terminal_modes() -> Callable[[], None]:
 
 
 def _raise_descriptor_limit() -> None:
-    """Every connection and instance costs descriptors; the soft limit is often 1024."""
+    """Raises the soft limit, often 1024: every connection and instance costs descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         with contextlib.suppress(OSError, ValueError):
@@ -222,11 +219,11 @@ _LOOK_S = 5.0
 
 
 async def _reap_orphans() -> None:
-    """Reaps children that no other code waits for, where the server is the first process of a container.
+    """Reaps children that no other code waits for, if the server is the first process of a container.
 
-    What a model has started and outlives its parent becomes a child of that process, and stays in the table of
-    processes when it is dead until somebody has asked for its end. The server's own children are asked for at once by
-    whoever started them; so a dead child that is still there at the second look is nobody's.
+    A process of a model that outlives its parent becomes a child of the first process, and after its death stays in the
+    table of processes until it is reaped. The code that starts the server's own children reaps them at once; so a dead
+    child that is still there at the second look is an orphan.
     """
     seen: set[int] = set()
     while True:
@@ -239,7 +236,7 @@ async def _reap_orphans() -> None:
 
 
 def dead_children() -> set[int]:
-    """The children of this process that have ended and that nobody has waited for."""
+    """The dead children of this process that have not been reaped."""
     found = set()
     own = str(os.getpid())
     for entry in Path("/proc").iterdir():

@@ -46,7 +46,7 @@ log = logging.getLogger("stubserve.server")
 
 
 class Server:
-    """One server: its models and shared memory. The protocols find everything that they need here.
+    """One server: its models and shared memory, and all that the protocols need.
 
     Raises OSError, TokenFileError, ConfinementError.
     """
@@ -56,7 +56,7 @@ class Server:
         self.log_settings = logs.configure(settings.logging)
         self.name = settings.id
         self.version = __version__
-        # Access, and what a client may take
+        # Access, and the limits of clients
         auth, clients = settings.auth, settings.clients
         self.tokens = None if auth.token_file is None else Tokens(auth.token_file, KINDS)
         self.http_access = http_access(settings.http.restricted, self.tokens, auth.open_kinds)
@@ -67,7 +67,7 @@ class Server:
         self.slow_clients = SlowClients(pace, clients.send_timeout_secs, clients.idle_timeout_secs)
         self.max_connections: int = clients.max_connections
         self.fair_queues = None if clients.fair_queues == OFF else FairQueues(clients.fair_queues)
-        # Shared memory, and what makes room in it
+        # Shared memory, and the means to make room in it
         self.memory = Memory(settings.shm_limit)
         self.memory.make_room = self._make_room
         self.block = self.memory.block
@@ -76,22 +76,20 @@ class Server:
         self.regions = ClientRegions() if clients.shm else None
         self.arrivals = Arrivals(self.memory, self.slow_clients, settings.connection_share_bytes)
         self.cache = create_cache(settings.cache, self.memory.spare, self.memory.store)
-        # What takes long
         self.offload = Offload()
         self.large_json = JsonProcess(self.memory.block)
         # The machine's memory, and requests that were refused because it was short
         self._memory_pressure = MemoryPressure(settings.shed_on_memory_pressure)
         self._shed = 0
-        # Where it stands: whether it is about to stop, and whether it has
+        # State: its gRPC port, whether it is about to stop, and whether it has
         self.grpc_port = 0
         self.loaded = False
         self.failed = False
         self.leaves = False
         self.exiting = False
-        # Its models, and what is told of them
         self._registry = Registry(settings.repository.namespacing)
-        # The model version that something is asked about, which costs nothing, and the one that a request is to be
-        # answered by; both by name and version. Raise ServeError. When the server stops they refuse everything.
+        # The model version that a question is about, which costs nothing, and the one for an inference request; both by
+        # name and version. Raise ServeError. When the server stops they refuse everything.
         self.known_model = self._registry.find
         self.find_model = self._find_unless_short if settings.shed_on_memory_pressure else self._registry.find
         custom = MetricRegistry(RESERVED)
@@ -109,7 +107,7 @@ class Server:
         self._control = self._model_control(custom)
 
     def _model_control(self, custom: MetricRegistry) -> ModelControl:
-        """What loads and unloads the models; their own metrics live in `custom`."""
+        """The model control; the models' own metrics live in `custom`."""
         settings = self.settings
         loader = Loader(
             settings.instances,
@@ -119,7 +117,7 @@ class Server:
             latencies=settings.metrics.latencies if settings.metrics.allow else None,
             cache=self.cache,
             limiter=create_limiter(settings.rate_limit.mode, settings.rate_limit.resources),
-            # With --dev they are among what a check of the saved files finds.
+            # With --dev the check of the saved files reports them.
             hints=not settings.repository.notices_changes,
         )
         services = Services(
@@ -140,9 +138,10 @@ class Server:
         )
 
     async def load(self) -> bool:
-        """Loads the models that are to be there; whether all are. Raises ServeError if a repository cannot be read.
+        """Loads the models of the start; returns whether all are loaded. Raises ServeError if a repository cannot be
+        read.
 
-        After that the server is neither live nor ready, and there are no models to ask for.
+        After that error the server is neither live nor ready, and has no models.
         """
         self._memory_pressure.start()
         try:
@@ -164,7 +163,7 @@ class Server:
 
     @property
     def has_models(self) -> bool:
-        """Whether there is a model, of whatever state, or there may be one: somebody may load it, or put it there."""
+        """Whether there is a model, in any state, or may be one later: by a load, or in a polled repository."""
         return bool(self._registry.models) or self.settings.repository.control_mode in (EXPLICIT, POLL)
 
     @property
@@ -182,7 +181,7 @@ class Server:
         return self._control
 
     def _find_unless_short(self, name: str, version: str) -> ServedModel:
-        """As `find_model`, where requests are refused while the machine's memory is short."""
+        """As `find_model` if requests are refused while the machine's memory is short."""
         model = self._registry.find(name, version)
         if self._memory_pressure.is_high:
             self._shed += 1
@@ -210,7 +209,7 @@ class Server:
         return True
 
     def _readings(self) -> Readings:
-        """What is counted of the server as a whole."""
+        """Measurements of the server as a whole."""
         tokens = self.tokens
         return {
             "stubserve_memory_pressure": lambda: float(self._memory_pressure.is_high),
@@ -222,8 +221,8 @@ class Server:
         }
 
     def _make_room(self) -> bool:
-        """Makes room in shared memory for a request; False where nobody has any to give."""
-        # What is only kept goes before what somebody waits for.
+        """Makes room in shared memory for a request; returns False if there is none to gain."""
+        # Cached answers go before answers with a waiting client.
         return (self.cache is not None and self.cache.give_way()) or self.slow_clients.make_room()
 
     async def give_up_changes(self) -> None:
@@ -231,7 +230,7 @@ class Server:
         await self._control.give_up_changes()
 
     async def end_debugged(self) -> None:
-        """Ends the models that are being debugged: they may stand at a breakpoint, and nobody goes on from there."""
+        """Ends the models in a debugger: they may stand at a breakpoint, and nothing continues them from there."""
         debugged = self.settings.instances
         models = [model for model in self.serving() if debugged.gives_terminal(model.name) and model.under_way]
         await asyncio.gather(*(model.stop(0) for model in models))
@@ -252,14 +251,14 @@ class Server:
 
 
 def _check_debugged(settings: Settings) -> None:
-    """Raises ServeError INVALID_ARG where --debug-model names a model that is not there, and nobody will bring it."""
+    """Raises ServeError INVALID_ARG if --debug-model names a model that is missing and cannot come later."""
     names = settings.instances.debug_models
     if not names or settings.repository.control_mode != NONE:
         return
     try:
         known = list_names(settings.repository.paths)
     except ServeError:
-        return  # the load says why
+        return  # the load reports the reason
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
@@ -268,7 +267,6 @@ def _check_debugged(settings: Settings) -> None:
 
 
 def _trace_destination(settings: TracingSettings) -> TraceQueue | None:
-    """Where traces go."""
     if settings.mode == OPENTELEMETRY:
         return SpanExport(settings)
     return TraceFile(settings.file) if settings.file else None

@@ -1,6 +1,6 @@
-"""The start of a server, as people see it: how far it is while it takes long, and what there is at the end.
+"""The start of a server for people: its progress while it takes long, and the result at the end.
 
-The log has lines for both. On a terminal there is a table of the models besides, and where they can be asked.
+The log has lines for both. A terminal also gets a table of the models, and their addresses.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from stubserve.repository.registry import Registry, VersionState
 
 log = logging.getLogger("stubserve.server")
 
-# How long a start may take before it is told how far it is
+# How long a start may take before its progress is logged
 _PATIENCE_S = 2.0
-# How often something that takes long is told
+# How often progress is reported
 _EVERY_S = 5.0
-# How many names a line may have
+# The most names in a line
 _NAMES = 4
-# More models than these are not listed one by one, but for those that are not ready.
+# With more models than this, only those that are not ready are listed.
 _ROWS = 40
 
 
@@ -60,7 +60,7 @@ async def tell_progress(registry: Registry) -> None:
 
 
 def progress(registry: Registry) -> str:
-    """How many models of the start are loaded, and which are not where these are few."""
+    """How many models of the start are loaded, and the names of the others if these are few."""
     waiting = sorted(registry.pending)
     names = f", waiting for {listed(waiting)}" if len(waiting) <= _NAMES else ""
     return f"loading models: {registry.expected - len(waiting)}/{registry.expected}{names}"
@@ -73,12 +73,12 @@ def listed(names: list[str]) -> str:
 
 
 def rows(registry: Registry) -> Iterator[Row]:
-    """What there is of models, by name and version."""
+    """The models, by name and version."""
     for name, entry in sorted(registry.models.items()):
         if not entry.versions:
             yield Row(name, "", "", VersionState.UNAVAILABLE.value, first_line(entry.reason))
         for number, version in sorted(entry.versions.items()):
-            # None of an ensemble, which has no processes
+            # None for an ensemble, which has no processes
             instances = len(instances_of(version.model.config)) if version.model is not None else 0
             state = version.state.value
             yield Row(name, str(number), str(instances or ""), state, first_line(version.reason))

@@ -1,7 +1,7 @@
-"""The end of a server, as people see it: what it still waits for and for how long, and how to wait no longer.
+"""The end of a server for people: what it still waits for and for how long, and how to end it at once.
 
-SIGINT and SIGTERM begin it. A second SIGINT, which is a second ctrl-C, ends the server at once: the kernel ends its
-stubs with it, and the janitor what their models have started.
+SIGINT and SIGTERM begin the end. A second SIGINT (ctrl-C) ends the server at once: the kernel then ends its stubs, and
+the janitor ends the processes that their models have started.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stubserve.server.starting import listed, now_and_then
 
 log = logging.getLogger("stubserve.server")
 
-# The program that has started the server may send on the signal that it got too, so one ctrl-C may come twice.
+# The parent of the server may pass its own signal on, so one ctrl-C may arrive twice.
 _SAME_S = 0.3
 
 _PATIENCE_S = 1.0
@@ -26,7 +26,7 @@ _ENDED_BY_SIGINT = 128 + signal.SIGINT
 
 
 class Stopping:
-    """Hears the signals. `at_once` gives back what must not be left when the process is ended.
+    """Handles the signals. `at_once` cleans up before the process is ended.
 
     A person who presses ctrl-C is `impatient`; SIGTERM comes from a program that starts and stops servers.
     """
@@ -52,7 +52,7 @@ class Stopping:
 
 
 async def tell_what_is_waited_for(server: Server, deadline: float) -> None:
-    """Logs it now and then, until it is cancelled; `deadline` is in the event loop's time."""
+    """Logs that now and then, until it is cancelled; `deadline` is in the event loop's time."""
     loop = asyncio.get_running_loop()
     async for _ in now_and_then(_PATIENCE_S):
         waited_for = what_is_waited_for(server)

@@ -1,7 +1,7 @@
-"""An alarm clock with microseconds, for queue delays.
+"""An alarm with microseconds, for queue delays.
 
-The event loop's own timers count milliseconds; a batcher that waits at most 100 µs needs better. A timerfd that the
-loop watches gives it. Python has its own calls for that from 3.13 on; before, the C library is asked directly.
+The event loop's own timers count milliseconds; a batcher that waits at most 100 µs needs better. The loop watches a
+timerfd. Python has its own calls for that from 3.13 on; before, the C library is called directly.
 """
 
 from __future__ import annotations

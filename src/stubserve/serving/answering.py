@@ -1,4 +1,4 @@
-"""What models of all kinds have in common that answer through a `Delivery` and are drained by a `Draining`."""
+"""The common part of all kinds of models that answer through a `Delivery` and are drained by a `Draining`."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from stubserve.serving.draining import Draining
 
 
 class AnsweringModel:
-    """A part of a `ServedModel`, where its methods are described. `clock` is CLOCK_MONOTONIC in ns."""
+    """A part of a `ServedModel`, which describes its methods. `clock` is CLOCK_MONOTONIC in ns."""
 
     statistics: ModelStatistics
     _delivery: Delivery
-    # Runs what can run now, and has that done once for all that a turn of the event loop brings
+    # Runs what can run now; `poll_soon` does so once for all requests of one turn of the event loop
     poll: Callable[[], None]
     _poll_soon: Callable[[], None]
-    # The same without the cache, and the end of a place that `_queue` gave (`Scheduler.leave_place`)
+    # The same without the cache, and the end of a place from `_queue` (`Scheduler.leave_place`)
     _run: Callable[[], None]
     _leave_place: Callable[[Request], bool]
-    # Who samples its requests, told by whoever loads it
+    # Samples the model's requests; the loader of the model sets it
     tracing: ModelTracing = ModelTracing()
-    # Stands for its configuration and files where a cache that several servers share has to know
+    # Stands for configuration and files, for a cache that several servers share
     identity: bytes = b""
-    # Where models of the same name are told apart
+    # Set where models of the same name are told apart
     namespace: str = ""
 
     def __init__(self, name: str, version: int, config: Any, clock: Callable[[], int]) -> None:
@@ -50,7 +50,7 @@ class AnsweringModel:
 
     @property
     def latencies(self) -> Latencies | None:
-        """Where its latencies are counted, None if nobody wants them. To be set before a cache is."""
+        """The counts of its latencies, None if they are switched off. To be set before a cache is."""
         return self._delivery.latencies
 
     @latencies.setter
@@ -58,9 +58,9 @@ class AnsweringModel:
         self._delivery.latencies = latencies
 
     def use_cache(self, cache: ResponseCache, identity: bytes) -> None:
-        """Answers from the response cache what it knows. `identity` stands for all that answers depend on.
+        """Answers from the response cache if it can.
 
-        Before its first request.
+        `identity` stands for all that answers depend on. Before the first request.
         """
         self._cache = made = ModelCache(
             self.name,
@@ -93,9 +93,9 @@ class AnsweringModel:
             self._cache.enqueue(request)
 
     def _queue(self, request: Request, follows: bool = False) -> None:
-        """Queues a request; one that `follows` another, whose answer it waits for, gets a place only.
+        """Queues a request. A request that `follows` another waits for that one's answer, and only gets a place.
 
-        Raises ServeError, and counts what is a request of this model's.
+        Raises ServeError, and counts requests that belong to this model.
         """
         raise NotImplementedError
 
@@ -115,14 +115,14 @@ class AnsweringModel:
         reason = self.why_not_ready()
         if reason or not self.checks_readiness():
             return reason
-        self._draining.begin()  # whoever asks may be about to submit a request
+        self._draining.begin()  # the caller may be about to submit a request
         try:
             return await self._ask_whether_ready()
         finally:
             self._draining.end()
 
     async def _ask_whether_ready(self) -> str:
-        """Asks all models at once: the first reason of a no, empty if there is none. Raises nothing."""
+        """Asks all models at once: the reason of the first that is not ready, empty if all are. Raises nothing."""
         raise NotImplementedError
 
     # The end

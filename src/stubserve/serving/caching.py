@@ -1,23 +1,23 @@
-"""The response cache as one model version uses it: which requests are answered from it, and what it is given.
+"""The response cache as one model version uses it: which requests it answers, and which answers it gets.
 
 Guarantees:
-- a request that is answered from the cache touches neither scheduler nor instance. Its answer goes out at once where
-  whoever asks is ready for that, else with the next `poll`, and in the model's order of answers where it keeps one
-  (`preserve_ordering`);
-- whatever is wrong with the store is a miss: the request goes on as if there were no cache. A request whose key takes
-  long, or whose store is elsewhere, waits meanwhile, and can be cancelled;
+
+- a request that the cache answers touches neither scheduler nor instance. Its answer goes out at once if the caller is
+  ready for that, else with the next `poll`, and in the model's order of answers if there is one (`preserve_ordering`);
+- any fault of the store is a miss: the request goes on as if there were no cache. If the key takes long to make,
+  or the store is remote, the request waits meanwhile, and can be cancelled;
 - only successful, whole responses are kept (`ResponseCache.keep`), and none of a member that the ensemble's key does
   not stand for;
-- a request that refers to shared memory of its client goes past the cache: what its model reads there may be other than
-  what its key was made of, and others would get the answer;
-- a model that is loaded anew has other keys, so nothing that its predecessor said is served.
+- a request that refers to its client's shared memory bypasses the cache: the model may read other bytes there than
+  those in the key, and other clients would get the answer;
+- a model that is loaded again has other keys, so no answer of its predecessor is served.
 
-**Coalescing** (`coalesce=true`). While a request runs, equal ones wait for its answer and do not run. They are
-answered like hits. Where the request fails they run themselves, each on its own, so nobody gets an error that was
-somebody else's; where only its client has gone, one of them takes its place. A queue policy's timeout counts from when
-a request is queued, so it does not count while it waits for another. Its limit does: who waits has a place in the
-queue. A reader may cancel anybody, and ask again, while it is answered: by then nobody follows that request any more,
-and what becomes of those that did is done with the next poll.
+**Coalescing** (`coalesce=true`). While a request runs, equal ones wait for its answer and do not run. They are answered
+like hits. If the request fails they run themselves, each on its own, so no client gets the error of another. If only
+its client has gone, one of them takes its place. A queue policy's timeout counts from when a request is queued, so not
+while it waits for another. The policy's limit counts: the waiting request has a place in the queue. A reader may cancel
+any request, and send another, while it is answered. By then that request has no followers any more, and its former
+followers continue with the next poll.
 
 Statistics, as upstream: a hit is a success with a queue time and no computation; a miss counts when its answer is
 there, with the times of lookup and insertion.
@@ -45,7 +45,7 @@ log = logging.getLogger("stubserve.cache")
 class _Asked:
     """A request that was not answered at once: it runs, waits for one that does, or is due with the next poll.
 
-    While it runs or waits this hears the answer before its reader does.
+    While it runs or waits this object gets the answer before the request's reader does.
     """
 
     __slots__ = ("_cache", "alone", "asked_ns", "followers", "key", "reader", "request", "response", "took_ns")
@@ -54,14 +54,13 @@ class _Asked:
         self._cache = cache
         self.request = request
         self.reader = request.on_response
-        # None where nobody could look the answer up
+        # None if the answer could not be looked up
         self.key = key
-        # When it asked, and how long it took to look the answer up
+        # The time of the look-up, and how long it took
         self.asked_ns = asked_ns
         self.took_ns = took_ns
-        # Equal requests that wait for its answer
         self.followers: dict[Request, _Asked] = {}
-        # Once it is due: its answer, or None where it is to run; and whether it then runs whoever else does
+        # Once it is due: its answer, or None if it is to run; and whether it then runs even beside an equal request
         self.response: Response | None = None
         self.alone = False
 
@@ -71,10 +70,10 @@ class _Asked:
 
 
 class ModelCache:
-    """The cache of one model version, between those who ask and its queue. Lives on the event loop.
+    """The cache of one model version, between its callers and its queue. Lives on the event loop.
 
-    `queue` puts a request into the model's queue, or gives one that follows another a place there, or raises
-    ServeError; `leave` ends the latter, as `Scheduler.leave_place`; `run` runs what can run (the model's own poll).
+    `queue` puts a request into the model's queue, or gives a follower of another request a place there, or raises
+    ServeError. `leave` ends such a place, as `Scheduler.leave_place`. `run` runs what can run (the model's own poll).
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class ModelCache:
         run: Callable[[], None],
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        # Fixed
         self._name = name
         self._identity = identity
         self._outputs = sorted(outputs)
@@ -106,19 +104,19 @@ class ModelCache:
         self.latencies: Latencies | None = None
         self._told_of_size = False
         statistics.cached = True
-        # What goes out, or goes on, with the next poll
+        # Requests that are answered, or go on, with the next poll
         self._due: list[_Asked] = []
         self._poll_is_due = False
-        # Requests whose key or answer is being looked for elsewhere
+        # Requests that wait for a key that takes long to make, or for a remote store
         self._tasks: set[asyncio.Task[None]] = set()
-        # With coalescing: what runs, by its key, and for whose answer a request waits
+        # With coalescing: the running requests by key, and for each follower the request that it waits for
         self._running: dict[bytes, _Asked] = {}
         self._followed: dict[Request, _Asked] = {}
 
     # Requests
 
     def enqueue(self, request: Request) -> None:
-        """Takes a request: it will be answered from the cache, or is queued. Raises ServeError as the queue does."""
+        """Answers a request from the cache, or queues it. Raises ServeError as the queue does."""
         if request.regions is not None:
             self._queue(request, False)
             self._delivery.expect(request)
@@ -133,7 +131,7 @@ class ModelCache:
             return
         try:
             key = key_of(self._identity, self._outputs, request)
-        except ValueError:  # a parameter that nobody could look up
+        except ValueError:  # a parameter that has no key
             self._queue(request, False)
             self._delivery.expect(request)
             return
@@ -149,7 +147,10 @@ class ModelCache:
         self._due.append(hit)
 
     def cancel(self, request: Request) -> None:
-        """The client of a request is gone, which is marked as cancelled. What is due is told with the next poll."""
+        """The client of a request is gone, and the request is marked as cancelled.
+
+        Requests that are due end with the next poll.
+        """
         leader = self._followed.get(request)
         if leader is not None:
             self._part(leader.followers.pop(request))
@@ -162,13 +163,13 @@ class ModelCache:
         return request if leader is None else leader.request
 
     def poll_soon(self) -> None:
-        """Polls once for all that this turn of the event loop brings."""
+        """Polls once for all requests of this turn of the event loop."""
         if not self._poll_is_due:
             self._poll_is_due = True
             self._loop.call_soon(self.poll)
 
     def poll(self) -> None:
-        """Answers what the cache had, and runs what can run. Raises nothing."""
+        """Answers hits, and runs what can run. Raises nothing."""
         self._poll_is_due = False
         if self._due:
             due, self._due = self._due, []
@@ -189,7 +190,7 @@ class ModelCache:
     # Looking elsewhere
 
     async def _look_elsewhere(self, request: Request, asked_ns: int) -> None:
-        """Makes a key that takes long, asks a store that is elsewhere; then the request goes on. Raises nothing."""
+        """Makes a key that takes long, or asks a remote store; then the request goes on. Raises nothing."""
         asked = _Asked(self, request, None, asked_ns, 0)
         response: Response | None = None
         try:
@@ -226,9 +227,9 @@ class ModelCache:
     # Running
 
     def _begin(self, asked: _Asked) -> None:
-        """Has a request wait for the answer to an equal one that runs; queues it where there is none.
+        """Lets a request wait for the answer to an equal running one; else queues it.
 
-        Raises ServeError where the queue is full.
+        Raises ServeError if the queue is full.
         """
         request, key = asked.request, asked.key
         if key is None:
@@ -248,7 +249,7 @@ class ModelCache:
             self._running.setdefault(key, asked)
 
     def _go_on(self, asked: _Asked) -> None:
-        """Begins with a request that is expected already, and so is answered where the queue does not take it."""
+        """Begins with a request that is expected already: if the queue refuses it, it gets that as its answer."""
         request = asked.request
         if request.cancelled:
             self._fail_cancelled(request)
@@ -263,7 +264,7 @@ class ModelCache:
             self._delivery.fail((request,), unexpected, None)
 
     def _part(self, follower: _Asked) -> None:
-        """A request waits for no other any more."""
+        """A follower waits no longer."""
         request = follower.request
         del self._followed[request]
         request.on_response = follower.reader
@@ -271,7 +272,7 @@ class ModelCache:
     # Answers
 
     def on_answer(self, asked: _Asked, response: Response) -> None:
-        """An answer to a request that ran, which is kept, or to one that waited and lost its place; passes it on."""
+        """Passes an answer on: to a request that ran (it is kept), or to a follower that lost its place."""
         request, key = asked.request, asked.key
         leader = self._followed.pop(request, None)
         if leader is not None:
@@ -283,10 +284,10 @@ class ModelCache:
         if self._running.get(key) is asked:
             del self._running[key]
         given: CacheEntry | None = None
-        # One without outputs says nothing, or has lost them: nobody waited for it, and its turn had not come.
+        # A response without outputs brings nothing, or has lost them: no request waited for it.
         if response.error is None and response.final and response.outputs:
             given = lent(response)
-        # From here on nobody follows it: its reader may cancel whom it likes.
+        # From here on the request has no followers: its reader may cancel any request.
         followers, asked.followers = asked.followers, {}
         for one in followers.values():
             self._part(one)
@@ -314,7 +315,7 @@ class ModelCache:
         asked.reader(request, response)
 
     def _tell_of_size(self, size: int) -> None:
-        """Says once that an answer was too large."""
+        """Warns once that an answer was too large."""
         if not self._told_of_size and self._local is not None:
             self._told_of_size = True
             log.warning(

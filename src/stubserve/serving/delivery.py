@@ -1,20 +1,20 @@
-"""The way back: from what a request's model or the server says to the client that asked.
+"""The way back: from a model's or the server's answer to the client.
 
 Guarantees:
-- each request that `expect` was told of has exactly one final response passed on to its reader; what comes after it is
-  dropped, and logged;
+
+- each request that `expect` was called for gets exactly one final response. Later responses are dropped, and logged;
 - with an order to be kept (`preserve_ordering`), responses go out in the order in which requests were expected;
 - the blocks of outputs are dropped when the reader has had them, those of inputs after the final response;
-- nothing here raises. A fault of the server's own becomes an error for the one request that it concerns, and a line in
-  the log, and is never taken for a fault of the stub whose answer it was.
+- nothing here raises. A fault of the server becomes an error for its one request, and a line in the log. It never
+  counts as a fault of the stub that answered.
 
-**Credit.** A stub sends a group of responses and waits for word that they have been passed on (`when_passed_on`). For
-a response that is held back behind another request's that word has to wait, or a fast stream fills the arena while an
-earlier request takes its time. It must not wait, though, where the wait could be for the waiting one itself: a model
+**Credit.** A stub sends a group of responses and waits for the message that they have been passed on
+(`when_passed_on`). If a response is held back behind another request's, that message must wait, or a fast stream fills
+the arena while an earlier request takes its time. It must not wait if the response would then wait for itself: a model
 that answers the requests of one batch in turn never finishes the first of them if it is stopped at the second, and a
-request that is still queued may need this very instance. So a response waits only while all requests in front of it
-are in the hands of others, that is executing, and not in the batch that the stub is executing now.
-A request whose client is gone waits for nothing: its responses are let go as they come.
+request that is still queued may need this very instance. So a response waits only while all requests in front of it are
+executing, and not in the batch that its own stub is executing. The responses of a request whose client is gone are
+dropped as they come.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Delivery:
         self._statistics = statistics
         self._draining = draining
         self._orderer = ResponseOrderer() if keep_order else None
-        # Passes on what a model has answered. Most go out as they come: then it costs no call more.
+        # Passes a model's answer on. Most answers go out as they come, and this saves a call
         self.respond: Callable[[Request, Response], None] = self._pass_on
         if self._orderer is not None or signature.reshaped_outputs:
             self.respond = self._shape_and_pass_on
-        # Requests that are traced and answered, while their batch is not over
+        # Traced requests that are answered before their batch is over
         self._traced: list[Request] = []
-        # What is to be done once the responses of a request that are held back have been passed on
+        # To be called once the responses of a request that are held back have been passed on
         self._owed: dict[Request, list[Callable[[], None]]] = {}
 
     def expect(self, request: Request) -> None:
@@ -64,7 +64,7 @@ class Delivery:
             self._orderer.expect(request)
 
     def cancelled(self, request: Request) -> None:
-        """Nobody waits for the answer any more: what is held back of it goes."""
+        """The client waits no longer: responses that are held back are dropped."""
         if self._orderer is not None:
             for response in self._orderer.held(request):
                 _drop(response)
@@ -84,7 +84,7 @@ class Delivery:
         self.pass_on(request, response)
 
     def respond_streamed(self, request: Request, response: Response, start_ns: int) -> None:
-        """Passes on what a model has sent, at `start_ns`, through a response sender."""
+        """Passes on a response that the model has sent through a response sender at `start_ns`."""
         if self._signature.decoupled:
             try:
                 self._statistics.record_response(request, response, start_ns)
@@ -103,14 +103,14 @@ class Delivery:
             self.pass_on(request, Response(error=error))
 
     def pass_on(self, request: Request, response: Response) -> None:
-        """Passes on a response whose outputs have the shape already that clients expect."""
+        """Passes on a response whose outputs already have the shape that clients expect."""
         if self._orderer is None:
             self._pass_on(request, response)
         else:
             self._pass_on_in_order(self._orderer, request, response)
 
     def executed(self, requests: Sequence[Request], empty: int = 0) -> None:
-        """Counts a batch that has been executed, with so many empty places."""
+        """Counts an executed batch with `empty` empty places."""
         if self._traced:
             self.end_traces(requests)
         try:
@@ -121,7 +121,7 @@ class Delivery:
             log.exception("a batch of model '%s' could not be counted", self._signature.model)
 
     def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
-        """Has `act` called when all responses to `request` so far are with its reader, and that has kept up.
+        """Calls `act` when the reader of `request` has had all responses so far, and has kept up.
 
         `batch` are the requests of its batch while that is being executed.
         """
@@ -147,7 +147,7 @@ class Delivery:
                     one.when_read(act)
 
     def end_traces(self, requests: Collection[Request] | None = None) -> None:
-        """Ends the traces that waited for the end of a batch of these requests; of all, where nothing is said."""
+        """Ends the traces that waited for the end of a batch of these requests; all of them for None."""
         waiting, self._traced = self._traced, []
         for request in waiting:
             if requests is None or request in requests:
@@ -209,6 +209,6 @@ class Delivery:
 
 
 def _drop(response: Response) -> None:
-    """Drops what a response brings; that it came, and its error, stay."""
+    """Drops the outputs of a response; its final flag and its error stay."""
     drop_blocks(response.outputs)
     response.outputs = []

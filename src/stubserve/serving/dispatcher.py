@@ -1,12 +1,13 @@
-"""Asks the scheduler what to do now, and has instances do it.
+"""Asks the scheduler what to do now, and makes instances do it.
 
 Guarantees:
-- `poll` may be called from anywhere, from within an answer that it gives as well: there is one round at a time, and a
-  round that was asked for meanwhile follows it. So the alarm always stands as the latest decision has it, and a chain
-  of answers that submit requests becomes no recursion;
-- a request that the scheduler took is answered, whatever goes wrong: with an instance that does not take its work, and
-  with the scheduler itself. A scheduler that raises is a fault of the server's; everything that is queued is then
-  answered with an error, and the instances that have nothing are offered anew.
+
+- `poll` may be called from anywhere, also from within an answer that it gives: there is one round at a time, and a
+  round that is requested meanwhile follows it. So the alarm always matches the latest decision, and a chain of answers
+  that submit requests does not recurse;
+- a request that the scheduler took is answered, even if an instance refuses its work, or the scheduler itself raises.
+  The latter is a fault of the server: all queued requests are answered with an error, and idle instances are offered
+  again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from stubserve.serving.delivery import Delivery
 
 log = logging.getLogger("stubserve.model")
 
-# What upstream says of a model that wants to execute a request again and whose scheduler knows no such thing
+# Upstream's text for a model that reschedules a request and has a scheduler without rescheduling
 RESCHEDULED_IN_VAIN = (
     "Failed to release request: Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is "
     "not configured to handle such a flag."
@@ -54,20 +55,19 @@ class Dispatcher:
         self._scheduler = scheduler
         self._depth = Depth(scheduler.plain)
         self._alarm: Alarm | None = None
-        # How many instances get work
         self.serving = 0
-        # Queues a request as of a time in ns; `poll` runs it. Raises ServeError if it is not taken.
+        # Queues a request as of a time in ns; `poll` runs it. Raises ServeError if it is refused.
         self.enqueue = scheduler.enqueue
-        # Has a request wait that is not to run for now, and ends that
+        # Lets a request wait that is not to run for now, and ends that
         self.take_place = scheduler.take_place
         self.leave_place = scheduler.leave_place
-        # Whether the scheduler wants to hear of responses and finished work
+        # Whether the scheduler must know of responses and finished work
         self.has_slots = scheduler.has_slots
-        # Whether there is nothing to decide while nobody waits
+        # Whether there is nothing to decide while no request waits
         self._rests = scheduler.plain and not scheduler.has_slots
         self._closed = False
         self._poll_is_due = False
-        # While a round is under way: whether another is to follow
+        # During a round: whether another is to follow
         self._polling = False
         self._again = False
 
@@ -79,26 +79,25 @@ class Dispatcher:
     # Requests
 
     def cancel(self, request: Request) -> None:
-        """Marks a request whose client is gone; one that waits is answered."""
+        """Marks a request whose client is gone; if it waits, it is answered."""
         self._scheduler.cancel(request)
         self.poll()
 
     def reschedule(self, instance: Instance, request: Request) -> None:
-        """Takes a request back that has just executed, or answers it where the scheduler knows no such thing."""
+        """Takes back a request that has just executed, or answers it if the scheduler has no rescheduling."""
         if not self._scheduler.reschedule(request, self._clock()):
             refusal = internal(RESCHEDULED_IN_VAIN)
             log.error("%s (model instance '%s')", refusal.message, instance.name)
             self._delivery.fail((request,), refusal, None)
 
     def response_complete(self, request: Request, response: Response) -> None:
-        """Tells the scheduler of the final response to a request that ran."""
         try:
             self._scheduler.response_complete(request, response)
         except Exception:
             log.exception("the scheduler of model '%s' failed at a response", self._model)
 
     def drain(self) -> list[Request]:
-        """Removes and returns everything that is queued."""
+        """Removes and returns all queued requests."""
         return list(self._scheduler.drain())
 
     # Instances
@@ -113,16 +112,13 @@ class Dispatcher:
         self.poll()
 
     def leave(self, instance: Instance, finishing: bool = False) -> None:
-        """An instance gets no more work; no harm if it got none before.
-
-        `finishing` says that it goes on executing what it has.
-        """
+        """An instance gets no more work, if it ever did. With `finishing` it still executes the work that it has."""
         self._depth.leave(instance)
         self.serving = len(self._depth)
         self._scheduler.instance_gone(instance)
 
     def work_done(self, instance: Instance, results: Sequence[Result]) -> None:
-        """An instance has executed works, with these results: it gets the next at once."""
+        """An instance has executed works, with these results: it gets its next work at once."""
         scheduler, depth = self._scheduler, self._depth
         ripe_after_ns = 0
         try:
@@ -135,7 +131,7 @@ class Dispatcher:
                 scheduler.instance_idle(instance, open_, closed, ripe_after_ns, most)
         except Exception:
             self._recover()
-        # As after most results of a lone client there may be nothing to decide, and no batch whose time is to be told.
+        # After most results of a lone client there is nothing to decide, and no batch that ripens.
         if not self._rests or ripe_after_ns or scheduler.queued:
             self.poll()
 
@@ -151,13 +147,13 @@ class Dispatcher:
     # What to do now
 
     def poll_soon(self) -> None:
-        """Polls once for all that this turn of the event loop brings, so that requests can share a batch."""
+        """Polls once for all requests of this turn of the event loop, so that they can share a batch."""
         if not self._poll_is_due:
             self._poll_is_due = True
             self._loop.call_soon(self.poll)
 
     def poll(self) -> None:
-        """Runs what can run now; nothing once it is closed. Raises nothing."""
+        """Runs what can run now; nothing after `close`. Raises nothing."""
         if self._closed:
             return
         if self._polling:
@@ -211,13 +207,13 @@ class Dispatcher:
         for instance in refusing:
             if instance.takes_work:
                 self._offer(instance, *self._depth.room(instance))
-                # Not at once: it would go on for ever while a queue of such requests is refused one by one.
+                # Not at once: a queue of such requests would be refused one by one without end.
                 self.poll_soon()
 
     def _offer(
         self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
     ) -> None:
-        """An instance has room for so much (`Scheduler.instance_idle`)."""
+        """An instance has room for this much work (`Scheduler.instance_idle`)."""
         self._scheduler.instance_idle(instance, works, closed, ripe_after_ns, most)
 
     @staticmethod
@@ -242,7 +238,7 @@ class Dispatcher:
         self._delivery.fail(work.requests, error, OTHER_FAILURE)
 
     def _recover(self) -> None:
-        """The scheduler has raised something: nobody waits for what it may have lost track of."""
+        """The scheduler has raised: requests that it may have lost are answered."""
         log.exception("the scheduler of model '%s' failed", self._model)
         error = internal(f"unexpected error in the scheduler of model '{self._model}'; see the server's log")
         try:
@@ -258,7 +254,7 @@ class Dispatcher:
         if self._alarm is None:
             try:
                 self._alarm = self._make_alarm(self.poll)
-            except OSError:  # no descriptor is left for it; the event loop's own timers are late by up to a millisecond
+            except OSError:  # no descriptor is left; the event loop's own timers are late by up to a millisecond
                 self._loop.call_later((at_ns - self._clock()) / 1e9, self.poll_soon)
                 return
         self._alarm.set(at_ns)

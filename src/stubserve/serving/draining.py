@@ -1,4 +1,4 @@
-"""Knowing when nothing is under way any more, so that what served can be taken down."""
+"""Knows when nothing is under way any more, so that a model can be taken down."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ log = logging.getLogger("stubserve.model")
 
 
 class Draining:
-    """Counts what is under way: requests until their final response, and questions whether the model is ready.
+    """Counts the requests without a final response, and the pending questions whether the model is ready.
 
-    Hot code counts `under_way` itself, and calls `tell` after counting down while `awaited` is true.
+    Hot code changes `under_way` itself, and calls `tell` after counting down while `awaited` is true.
     """
 
     def __init__(self) -> None:
         self.under_way = 0
-        # Whether somebody waits for zero, and what is set then
+        # Whether `drained` waits for zero, and the event for that
         self.awaited = False
         self._drained = asyncio.Event()
 
@@ -30,7 +30,6 @@ class Draining:
             self.tell()
 
     def tell(self) -> None:
-        """Tells the code that waits, if nothing is under way any more."""
         if not self.under_way:
             self.awaited = False
             self._drained.set()
@@ -43,9 +42,9 @@ class Draining:
             await self._drained.wait()
 
     async def drained_unless_hung(self, running: Callable[[], Mapping[str, int]], patience_s: float) -> bool:
-        """As `drained`; where there is a patience, until a batch has been executing for all of that time: False then.
+        """As `drained`. With a patience, returns False once a batch has been executing for all of that time.
 
-        `running` tells the numbers of the batches that are being executed, by the names of their instances.
+        `running` returns the numbers of the batches that are being executed, by the names of their instances.
         """
         if not patience_s:
             await self.drained()
@@ -60,6 +59,6 @@ class Draining:
                     log.error("instance '%s' has not finished a batch for %.1f s and is ended", hung[0], patience_s)
                     return False
             else:
-                # A request may have come while the wait was being ended.
+                # A request may have come while the wait was ending.
                 if not self.under_way:
                     return True

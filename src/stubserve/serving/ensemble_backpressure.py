@@ -1,13 +1,13 @@
-"""How an ensemble keeps its steps from making more work than others can do: gates, and pauses.
+"""How an ensemble keeps its steps from making more work than later steps can do: gates, and pauses.
 
 **Gates** bound how many requests of one step may be under way (`max_inflight_requests`). The limit is one for all
-requests to the ensemble, as upstream has it. Where upstream stops the thread that brings the answer before, and lets it
-go after five minutes whatever happens, here the step waits in a queue, and whoever makes more work for it is told to
-pause. What is under way never waits for the gate that it has passed, and a flow has no circles, so a gate always opens.
+requests to the ensemble, as upstream has it. Upstream stops the thread with the previous answer, and releases it after
+five minutes in any case. Here the step waits in a queue, and the step before it is told to pause. Work under way never
+waits for a gate that it has passed, and a flow has no circles, so a gate always opens.
 
 **Pauses.** A step that answers many times is paused while the reader of the ensemble is behind, while a step that reads
-what it makes waits at its gate, and while such a step has many requests under way. It goes on when none of that is so.
-Nobody waits for another that waits for it: a step waits for later ones only.
+its outputs waits at a gate, and while such a step has many requests under way. It resumes when none of that is so. A
+step waits only for later steps, so no two wait for each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stubserve.schedulers.ensemble.flow import StepRun
 from stubserve.schedulers.ensemble.plan import Step
 from stubserve.serving.ensemble_steps import FlowTensor
 
-# How many requests of one run to one step may be under way before the step that makes more work for it is paused
+# The most requests of one run to one step before the step that makes more work for it is paused
 _MANY = 64
 
 Run = StepRun[FlowTensor]
@@ -36,7 +36,7 @@ class Gate:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def enter(self, go: Callable[[], None]) -> bool:
-        """Whether one more may go now; if not, `go` is called once it is inside."""
+        """Whether one more may pass now; if not, `go` is called once it has passed."""
         if self._inside < self._limit:
             self._inside += 1
             return True
@@ -44,11 +44,11 @@ class Gate:
         return False
 
     def give_up(self, go: Callable[[], None]) -> None:
-        """A run that waits does not want to go any more."""
+        """A waiting run does not want to pass any more."""
         self._waiting.remove(go)
 
     def leave(self) -> None:
-        """One has been answered; the next goes in its place."""
+        """A request inside has been answered; the next takes its place."""
         if self._waiting:
             self._waiting.popleft()()
         else:
@@ -56,20 +56,19 @@ class Gate:
 
 
 class RunsAtGates:
-    """The runs of steps that one request to the ensemble has at `gates`: iterates over those that wait."""
+    """The runs of one ensemble request at `gates`: iterates over the waiting runs."""
 
     __slots__ = ("_count", "_gates", "_inside", "_waiting")
 
     def __init__(self, gates: Mapping[Step, Gate]) -> None:
         self._gates = gates
-        # With what their gates know them by
+        # With the callbacks that the gates hold
         self._waiting: dict[Run, Callable[[], None]] = {}
         self._count: Counter[Step] = Counter()
-        # How many are inside
         self._inside: Counter[Step] = Counter()
 
     def enter(self, run: Run, go: Callable[[Run], None]) -> bool:
-        """Whether one may go now; if not it waits, and `go` is called with it once it is inside."""
+        """Whether a run may pass now; if not it waits, and `go` is called with it once it has passed."""
         known_by = partial(self._go, run, go)
         if self._gates[run.step].enter(known_by):
             self._inside[run.step] += 1
@@ -79,17 +78,17 @@ class RunsAtGates:
         return False
 
     def leave(self, step: Step) -> None:
-        """One that was inside is over."""
+        """A run inside is over."""
         self._inside[step] -= 1
         self._gates[step].leave()
 
     def leave_all(self) -> None:
-        """All that are inside are over, or nobody knows of them any more."""
+        """All runs inside are over, or are no longer known."""
         for step in list(self._inside.elements()):
             self.leave(step)
 
     def give_up(self) -> list[Run]:
-        """None of those that wait goes any more; returns them."""
+        """Removes and returns all waiting runs."""
         waiting, self._waiting = self._waiting, {}
         for run, known_by in waiting.items():
             self._gates[run.step].give_up(known_by)
@@ -97,7 +96,7 @@ class RunsAtGates:
         return list(waiting)
 
     def before(self, step: Step) -> int:
-        """How many wait at the gate of a step."""
+        """How many runs wait at the gate of a step."""
         return self._count[step]
 
     def __iter__(self) -> Iterator[Run]:
@@ -113,7 +112,7 @@ class RunsAtGates:
 class StepPauses:
     """The pauses of one run; the responses of the run go to the reader of `request`.
 
-    `readers` tells which steps read what a step makes. `at_gates` is what waits at gates, if there are any.
+    `readers` gives the steps that read a step's outputs. `at_gates` are the runs at gates, if the ensemble has gates.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class StepPauses:
             self.go_on()
 
     def keep(self, request: Request, step: Step) -> None:
-        """Pauses a request of this step, which has just answered and is not over, if that is called for."""
+        """Pauses a request of this step that has just answered and is not over, if needed."""
         if self._is_ahead(step):
             request.pause()
             self._paused[request] = step
@@ -146,7 +145,7 @@ class StepPauses:
         self._paused.pop(request, None)
 
     def go_on(self) -> None:
-        """Resumes what need not wait any longer."""
+        """Resumes requests that need not wait any longer."""
         stream = self._request.stream
         if stream is not None and stream.paused:
             if self.go_on not in stream.owed:

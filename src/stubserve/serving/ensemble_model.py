@@ -1,14 +1,14 @@
 """One loaded version of an ensemble: a `ServedModel` that has no instances, only members.
 
-A request is admitted as for any model, and becomes a run (`ensemble_run`) with the next poll. The members are found in
-the registry when the run begins, and kept from being taken down until it is over, so a request meets one version of
-each member however long it takes, and a reload of a member costs no request. What the ensemble was loaded with
-(`members`) is remembered, so that model control sees when it has to be loaded anew.
+A request is admitted as for any model, and becomes a run (`ensemble_run`) with the next poll. The run finds the members
+in the registry when it begins, and keeps them from being taken down until it is over. So a request meets one version of
+each member, and a reload of a member costs no request. The ensemble remembers the members it was loaded with
+(`members`), so that model control sees when it must be loaded again.
 
-An ensemble is ready when all its members are; it is down when one of them is not there, or is down.
+An ensemble is ready when all its members are; it is down when one of them is missing, or is down.
 
-Statistics are upstream's: a request waits in no queue of the ensemble's own, its compute times are the sums of its
-steps', and it counts as one execution, of its own batch size.
+Statistics are upstream's: a request waits in no queue of the ensemble, its compute times are the sums of its steps'
+times, and it counts as one execution, of its own batch size.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class EnsembleModel(AnsweringModel):
     """A `ServedModel` of members. Lives on the event loop.
 
     `members` are the models that its configuration was checked against, by (name, version as `find` takes it).
-    `max_queue_size` is the server's limit for requests that wait: those that follow others, as runs begin at once.
+    `max_queue_size` is the server's limit for waiting requests: the followers of others, since runs begin at once.
     """
 
     def __init__(
@@ -53,16 +53,13 @@ class EnsembleModel(AnsweringModel):
         max_queue_size: int = 0,
     ) -> None:
         super().__init__(name, version, config, clock)
-        # Fixed while it is loaded
         self.members = members
         self.plan = EnsemblePlan(config)
         limit = config.ensemble_scheduling.max_inflight_requests
         self.gates: Mapping[Step, Gate] = {step: Gate(limit) for step in self.plan.steps} if limit else {}
         self._models = models
-        # By the index of a step
         self._keys = [(step.model, "" if step.version == -1 else str(step.version)) for step in self.plan.steps]
         self._loop = asyncio.get_running_loop()
-        # Moving parts
         self.statistics = ModelStatistics()
         self._delivery = Delivery(self.signature, self.statistics, self._draining)
         self._waiting: list[Request] = []
@@ -103,7 +100,7 @@ class EnsembleModel(AnsweringModel):
         super().use_cache(cache, identity)
 
     def _begin_runs(self) -> None:
-        """Begins the runs of what is queued: its `poll`, if no cache answers first. Raises nothing."""
+        """Begins the runs of the queued requests: its `poll`, if no cache answers first. Raises nothing."""
         self._poll_is_due = False
         if self._places is not None:
             for request, refusal in self._places.expire(self._clock()):
@@ -118,7 +115,7 @@ class EnsembleModel(AnsweringModel):
                 run.begin()
 
     def cancel(self, request: Request) -> None:
-        """The client of a submitted request is gone: no further step begins, and those under way are told."""
+        """The client of a submitted request is gone: no further step begins, and the steps under way are cancelled."""
         request.cancelled = True
         request.resume()
         if self._cache is not None:
@@ -129,19 +126,19 @@ class EnsembleModel(AnsweringModel):
 
     @property
     def queued(self) -> int:
-        """Requests that have not begun; the steps of others wait with their models."""
+        """Requests that have not begun; waiting steps count with their own models."""
         return len(self._waiting)
 
-    # What runs ask and tell
+    # Calls from the runs
 
     def member(self, step: Step) -> ServedModel:
         """The model of a step. Raises ServeError."""
         return self._models.find(*self._keys[step.index])
 
     def find_members(self, steps: Sequence[Step]) -> tuple[dict[int, ServedModel], bool]:
-        """The models of steps by the steps' indexes, and whether its identity names others. Raises ServeError.
+        """The models of steps, by step index, and whether the ensemble's identity is made of other models.
 
-        An ensemble has an identity only where a shared cache keeps its answers.
+        Raises ServeError. An ensemble has an identity only if a shared cache keeps its answers.
         """
         found = {step.index: self.member(step) for step in steps}
         if not self.identity:
@@ -159,7 +156,7 @@ class EnsembleModel(AnsweringModel):
         try:
             request.compute_end_ns = now
             self.statistics.record_batch((request,), took_ns=(run.input_ns, run.infer_ns, run.output_ns))
-            # For an ensemble that this one is a member of, and for summaries: times that differ by these durations.
+            # For an outer ensemble, and for summaries: times that differ by these durations.
             request.compute_infer_end_ns = now - run.output_ns
             request.compute_input_end_ns = request.compute_infer_end_ns - run.infer_ns
             request.compute_start_ns = request.compute_input_end_ns - run.input_ns
@@ -175,7 +172,7 @@ class EnsembleModel(AnsweringModel):
     # Readiness
 
     def down(self) -> bool:
-        """Whether a member is not there, or down."""
+        """Whether a member is missing or down."""
         try:
             return self._closed or any(self.member(step).down() for step in self.plan.steps)
         except ServeError:
@@ -193,7 +190,7 @@ class EnsembleModel(AnsweringModel):
         return ""
 
     def checks_readiness(self) -> bool:
-        """Whether a member's model has a say in it."""
+        """Whether a member's model decides about its own readiness."""
         try:
             return any(self.member(step).checks_readiness() for step in self.plan.steps)
         except ServeError:
@@ -205,7 +202,7 @@ class EnsembleModel(AnsweringModel):
         reasons = zip(members.values(), answers, strict=True)
         return next((_of_member(step, why) for (step, _), why in reasons if why), "")
 
-    # What it rests on
+    # Its members
 
     @property
     def needs(self) -> Collection[str]:
@@ -220,14 +217,14 @@ class EnsembleModel(AnsweringModel):
             return False
 
     def takers(self, request: Request | None) -> Sequence[Waiter]:
-        """Its run, or one that is to come: an ensemble takes every request itself, and waits for its members then."""
+        """Its run, or one that is to come: an ensemble takes every request itself, and then waits for its members."""
         if request is not None and self._cache is not None:
             request = self._cache.leader_of(request)
         run = None if request is None else self._runs.get(request)
         return (self._coming if run is None else run,)
 
     def _coming_calls(self) -> Sequence[BlockingCall]:
-        """What a request that has not begun will wait for (`_ComingRun`)."""
+        """The calls that a request which has not begun will wait for (`_ComingRun`)."""
         calls = []
         for step in self.plan.steps:
             try:
@@ -243,12 +240,12 @@ class EnsembleModel(AnsweringModel):
     # The end
 
     async def drained(self, patience_s: float = 0.0) -> bool:
-        """Waits until nothing is under way. It has no batches of its own: its members' patience ends what hangs."""
+        """Waits until nothing is under way. It has no batches: its members' patience ends hanging ones."""
         await self._draining.drained()
         return True
 
     async def stop(self, timeout_s: float) -> None:
-        """Takes no request from now on; what is under way ends when the members have let go of it."""
+        """Takes no request from now on; requests under way end when the members have finished with them."""
         self._closed = True
         waiting, self._waiting = self._waiting, []
         self._delivery.fail(waiting, self._unavailable(), OTHER_FAILURE)

@@ -1,16 +1,16 @@
-"""One request on its way through an ensemble: makes requests to members of the runs that the flow asks for.
+"""One request to an ensemble: turns the runs of the flow into requests to members.
 
 `schedulers.ensemble.flow` decides what runs when. Here its tensors get memory, its runs become requests, and their
 answers become tensors again.
 
-**Memory.** No tensor is copied between steps. Each use of a tensor is one hold on its span: the hold of a step's input
-is the step's request's, which drops it after its final response, the hold of an output is the response's. A tensor that
-is used more than once is shared (`Span.shared`): whoever looks at it gets a copy of its own, so a model that writes to
-its input harms nobody. A tensor that is used once belongs to its reader as a client's input would, also where a step
-has passed it on: when its only response is there, the step has it no longer.
+**Memory.** No tensor is copied between steps. Each use of a tensor is one hold on its span. The hold of a step's input
+belongs to the step's request, which drops it after its final response; the hold of an output belongs to the response. A
+tensor that is used more than once is shared (`Span.shared`): each reader gets a copy of its own, so a model that writes
+to its input does no harm. A tensor that is used once belongs to its reader as a client's input would, also if a step
+has passed it on: after its only response the step does not have it any more.
 
-**Failure.** The first error counts. Nothing new is begun, what is under way is cancelled, and the error is told when
-all of it has ended, because until then models may use the request's memory.
+**Failure.** The first error counts. Nothing new is begun, and all that is under way is cancelled. The error is reported
+when all of it has ended, because until then models may use the request's memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger("stubserve.model")
 
 
 class Ensemble(Protocol):
-    """What a run needs to know of its ensemble, and whom it tells."""
+    """The ensemble, as its runs see it."""
 
     name: str
     plan: EnsemblePlan
@@ -52,24 +52,23 @@ class Ensemble(Protocol):
     gates: Mapping[Step, Gate]  # most ensembles have none
 
     def find_members(self, steps: Sequence[Step]) -> tuple[dict[int, ServedModel], bool]:
-        """The models of steps, by index, and whether its identity names others. Raises ServeError."""
+        """The models of steps, by index, and whether its identity is made of others. Raises ServeError."""
 
     def respond(self, request: Request, response: Response) -> None:
         """Passes a response on, with a hold on each of its outputs."""
 
     def succeeded(self, run: EnsembleRun) -> None:
-        """Told before the final response."""
+        """Called before the final response."""
 
     def failed(self, run: EnsembleRun, error: ServeError, outcome: str) -> None:
-        """Told in place of the final response: nothing of the run is under way any more."""
+        """Called in place of the final response: nothing of the run is under way any more."""
 
 
 class EnsembleRun:
-    """A run of `ensemble` for an admitted `request`, over when the ensemble has been told that it is.
+    """A run of `ensemble` for an admitted `request`, over once the ensemble has been told its end.
 
-    It is also the ensemble as one that may wait for others (`waiting.Waiter`), under the name `name`.
-
-    `input_ns`, `infer_ns` and `output_ns` are the sums of what the steps' requests took to compute.
+    As a `waiting.Waiter` it is called `name`. `input_ns`, `infer_ns` and `output_ns` sum the compute times of its
+    steps.
     """
 
     __slots__ = (
@@ -98,17 +97,14 @@ class EnsembleRun:
         self.output_ns = 0
         self._ensemble = ensemble
         self._flow: EnsembleFlow[FlowTensor] = EnsembleFlow(ensemble.plan, request.requested_outputs)
-        # By the index of their steps
         self._members: dict[int, ServedModel] = {}
-        # In the order in which they were made
         self._calls: dict[StepCall, None] = {}
-        # Where steps have gates
         self._at_gates = RunsAtGates(ensemble.gates) if ensemble.gates else None
-        # Made when a step answers without having ended, which few do
+        # Made when a step answers without having ended, which is rare
         self._pauses: StepPauses | None = None
-        # The only response of an ensemble that is not decoupled, until all is over
+        # The only response of an ensemble that is not decoupled, until the run is over
         self._kept: Response | None = None
-        # Whether a member was another than the ensemble was loaded with, in this run or in one within it
+        # Whether a member differed from the one that the ensemble was loaded with, in this run or in an inner one
         self._transient = False
         self._looking = False
         self._over = False
@@ -134,11 +130,11 @@ class EnsembleRun:
         self._look()
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """The client no longer waits for the answer."""
         self.give_up(ServeError(Code.CANCELLED, f"{self.request.id_prefix}Request was cancelled"))
 
     def give_up(self, error: ServeError) -> None:
-        """Fails it, whatever is under way."""
+        """Fails the run at any point."""
         self._fail(error)
         self._look()
 
@@ -146,15 +142,13 @@ class EnsembleRun:
         return request is self.request
 
     def waits_for(self) -> Sequence[BlockingCall]:
-        """The calls that it cannot finish without, those to come among them."""
+        """The calls that it cannot finish without, including future ones."""
         flow, members = self._flow, self._members
         coming = [Prospect(members[step.index]) for step in flow.steps if members and not flow.has_begun(step)]
         return [*self._calls, *coming]
 
-    # There
-
     def _look(self) -> None:
-        """Does what the flow wants done, until there is no more. What happens meanwhile is looked at, too."""
+        """Does what the flow demands, until nothing is left, including demands that arise meanwhile."""
         if self._looking:
             return
         self._looking = True
@@ -176,7 +170,7 @@ class EnsembleRun:
             self._end()
 
     def _passes(self, run: StepRun[FlowTensor], gates: RunsAtGates) -> bool:
-        """Whether a run is inside; if not it waits, or has come to nothing."""
+        """Whether a run has passed its gate; if not it waits, or has been given up."""
         if gates.enter(run, self._go):
             return True
         if self._flow.error is not None:
@@ -184,7 +178,7 @@ class EnsembleRun:
         return False
 
     def _go(self, run: StepRun[FlowTensor]) -> None:
-        """The gate has opened for this one."""
+        """The gate has opened for this run."""
         self._submit(run)
         self._look()
 
@@ -205,8 +199,6 @@ class EnsembleRun:
             del self._calls[call]
             self._ended(run)
             self._fail(self._told(error))
-
-    # Back
 
     def answered(self, call: StepCall, request: Request, response: Response) -> None:
         """A response of a step. Raises nothing."""
@@ -239,7 +231,7 @@ class EnsembleRun:
         return self._pauses
 
     def _ended(self, run: StepRun[FlowTensor]) -> None:
-        """The step's request is over, or has come to nothing."""
+        """The step's request is over, or was never submitted."""
         self._flow.end(run)
         if self._at_gates is not None:
             self._at_gates.leave(run.step)
@@ -252,7 +244,7 @@ class EnsembleRun:
             self.infer_ns += request.compute_infer_end_ns - request.compute_input_end_ns
             self.output_ns += request.compute_end_ns - request.compute_infer_end_ns
         elif request.compute_start_ns:
-            # Its last response came before its batch was over.
+            # The last response came before the batch was over.
             self.infer_ns += time.monotonic_ns() - request.compute_start_ns
 
     # The ensemble's answer
@@ -275,7 +267,7 @@ class EnsembleRun:
             self._kept = response
 
     def _end(self) -> None:
-        """Nothing is under way any more, and nothing that would be final has been answered."""
+        """Nothing is under way any more, and no final response has been sent."""
         kept, self._kept = self._kept, None
         error = self._flow.error
         if error is None and kept is None and not self._ensemble.signature.decoupled:
@@ -302,7 +294,7 @@ class EnsembleRun:
         self._ensemble.respond(self.request, response)
 
     def _close(self) -> None:
-        """Lets go of everything but what is about to be answered."""
+        """Drops everything except the answer."""
         self._over = True
         for flowing, holds in self._flow.close():
             drop(flowing.tensor, holds)
@@ -324,7 +316,7 @@ class EnsembleRun:
             call.cancel()
 
     def _break_off(self) -> None:
-        """A fault of the server's own: the caller gets an error, and all that is held is let go of."""
+        """A fault of the server: the caller gets an error, and everything held is dropped."""
         ensemble = self._ensemble
         log.exception("a request to ensemble '%s' has failed unexpectedly", ensemble.name)
         if self._over:

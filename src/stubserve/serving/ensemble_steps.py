@@ -1,6 +1,6 @@
-"""What the steps of an ensemble are given and give: the tensors that flow from one to the next, requests, calls.
+"""The inputs and outputs of an ensemble's steps: tensors, requests and calls.
 
-A tensor flows with what the next step has to know of how it was made.
+A tensor flows together with the facts about its making that the next step needs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _SEQUENCE_FLAGS = {"sequence_start": SEQUENCE_START, "sequence_end": SEQUENCE_EN
 
 
 class FlowTensor:
-    """What flows: a tensor under the name that its maker knows, and whether its first dimension is a batch.
+    """A tensor under its maker's name, and whether its first dimension is a batch.
 
-    `options` are those that it was made with, None for what the caller gave; `overrides` says that the step which made
-    it has set some of them, for whoever reads it.
+    `options` are those that it was made with, None for the caller's tensors; `overrides`: the step which made it has
+    set some of them, for its readers.
     """
 
     __slots__ = ("is_batch", "options", "overrides", "tensor")
@@ -41,7 +41,7 @@ class FlowTensor:
 
 
 class StepCall(Call):
-    """The request of one run of a step; `on_answer` hears its responses."""
+    """The request of one run of a step; `on_answer` gets its responses."""
 
     __slots__ = ("_on_answer", "run")
 
@@ -64,10 +64,7 @@ class Prospect(NamedTuple):
 
 
 def _options_of(request: Request, parameters: Mapping[str, Any] | None) -> tuple[RequestOptions, bool]:
-    """The options that go on with a step's outputs: its request's, but for the sequence that its response names.
-
-    And whether it names any.
-    """
+    """The options that go on with a step's outputs, and whether the response sets some: it may name a sequence."""
     options, overrides = request.options, False
     if not parameters:
         return options, False
@@ -82,7 +79,7 @@ def _options_of(request: Request, parameters: Mapping[str, Any] | None) -> tuple
 
 
 def hold(tensor: Tensor, uses: int) -> Tensor:
-    """Holds a tensor once for each of its uses; one that has several is shared."""
+    """Holds a tensor once for each of its uses; a tensor with several uses is shared."""
     span = tensor.span
     if span is not None:
         if uses > 1:
@@ -93,20 +90,20 @@ def hold(tensor: Tensor, uses: int) -> Tensor:
 
 
 def drop(tensor: Tensor, holds: int = 1) -> None:
-    """Lets go of so many holds on a tensor."""
+    """Drops that many holds on a tensor."""
     if tensor.span is not None:
         for _ in range(holds):
             tensor.span.drop()
 
 
 def drop_inputs(inputs: Mapping[str, FlowTensor]) -> None:
-    """Gives the holds of a step's inputs back, which has come to nothing."""
+    """Drops the holds of a step's inputs if the step does not run."""
     for given in inputs.values():
         drop(given.tensor)
 
 
 def given_inputs(read: Sequence[Made], request: Request, signature: Signature) -> dict[str, FlowTensor]:
-    """The inputs of an ensemble's request that somebody reads, held for them; optional ones may be missing."""
+    """The inputs of an ensemble's request that have readers, held for them; optional ones may be missing."""
     is_batch = signature.max_batch_size > 0
     given = {tensor.name: tensor for tensor in request.inputs}
     inputs: dict[str, FlowTensor] = {}
@@ -120,7 +117,7 @@ def given_inputs(read: Sequence[Made], request: Request, signature: Signature) -
 def step_request(inputs: Mapping[str, FlowTensor], parent: Request, signature: Signature, asked: list[str]) -> Request:
     """The request of a step to a model of this signature, for the outputs that are `asked` of it.
 
-    The holds on its inputs become the request's; what is not said by them is as in `parent`, the ensemble's request.
+    The holds on its inputs become the request's. All else is as in `parent`, the ensemble's request.
     """
     options = parent.options
     tensors = []
@@ -128,7 +125,7 @@ def step_request(inputs: Mapping[str, FlowTensor], parent: Request, signature: S
         tensors.append(_step_input(name, given, signature))
         if given.overrides and given.options is not None:
             options = given.options
-    # What it was given may lie in its client's shared memory; what it answers is the ensemble's to put there.
+    # The inputs may lie in the client's shared memory; the ensemble itself writes the outputs there.
     request = Request(tensors, parent.id, options, asked, None if parent.regions is None else {})
     request.client = parent.client
     request.request_start_ns = time.monotonic_ns()
@@ -138,12 +135,12 @@ def step_request(inputs: Mapping[str, FlowTensor], parent: Request, signature: S
 def step_outputs(
     read: Sequence[Made], request: Request, response: Response, signature: Signature
 ) -> dict[str, FlowTensor]:
-    """The tensors of a step's response that somebody reads, held for them, by the names that its model knows."""
+    """The tensors of a step's response that have readers, held for them, by the names that its model knows."""
     is_batch = signature.max_batch_size > 0
     options, overrides = _options_of(request, response.parameters)
     made: dict[str, FlowTensor] = {}
     for name, _, uses, _, _ in read:
-        # The first of a name counts: a model may answer twice under one.
+        # The first output of a name counts: a model may answer twice with one name.
         for tensor in response.outputs:
             if tensor.name == name:
                 made[name] = FlowTensor(hold(tensor, uses), is_batch, options, overrides)
@@ -155,7 +152,7 @@ def _step_input(name: str, given: FlowTensor, signature: Signature) -> Tensor:
     """A tensor as an input of a step's model; its hold becomes that of the request."""
     tensor, span = given.tensor, given.tensor.span
     if span is not None and not span.shared:
-        # Whoever sent it on has no use for it any more.
+        # The sender of the tensor does not use it any more.
         span.returned = False
     shape = tensor.shape
     batches = signature.max_batch_size > 0
@@ -174,7 +171,7 @@ def ensemble_outputs(
     """Tensors as outputs of the ensemble, and the parameters of its response; their holds become the response's."""
     tensors = []
     parameters: dict[str, Any] | None = None
-    # Upstream keeps them in a hash map, which gives them back last one first.
+    # Upstream keeps them in a hash map, which iterates from the last to the first.
     batches = signature.max_batch_size > 0
     for name, made in reversed(outputs.items()):
         tensor, options = made.tensor, made.options
@@ -190,11 +187,11 @@ def ensemble_outputs(
 
 
 def fit(shape: Sequence[int], is_batch: bool, dims: Sequence[int], wants_batch: bool) -> Sequence[int]:
-    """`shape` as a model of the other kind takes it; `dims` are those of its configuration, without a batch.
+    """`shape` for a model with or without batching; `dims` are those of its configuration, without a batch.
 
     As upstream: a tensor of a model without batching gets a batch dimension of 1 on its way into a model that batches,
-    if its shape is that of one item; a batch of one loses it on its way into a model that does not, if only that makes
-    it fit. Everything else goes on as it is, and is for the next model to accept or refuse.
+    if its shape is that of one item. A batch of one loses the dimension on its way into a model without batching, if
+    only that makes it fit. All other shapes stay, for the next model to accept or refuse.
     """
     if is_batch == wants_batch:
         return shape

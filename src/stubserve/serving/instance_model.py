@@ -1,7 +1,7 @@
-"""One loaded version of a model whose requests are executed by instances: what the rest of the server sees of it.
+"""One loaded version of a model with instances, as the rest of the server sees it.
 
-A request comes in by `submit`, waits with the dispatcher's scheduler, is executed by an instance, and its answer goes
-out by the delivery. Here these parts are put together, and told what the instances tell.
+A request comes in by `submit`, waits in the dispatcher's scheduler, is executed by an instance, and its answer goes out
+by the delivery. This module joins these parts, and gives them the instances' reports.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ log = logging.getLogger("stubserve.model")
 class InstanceModel(AnsweringModel):
     """A `ServedModel` of instances, and their `InstanceOwner`. Lives on the event loop.
 
-    `scheduler` is the one that the configuration asks for, unless it is given. `limiter` has instances share resources;
-    None for without. Where no instance serves and one is restarted, requests wait in the queue for `restart_wait_s`
-    seconds after the last death; then they are refused.
+    `scheduler` is by default the one that the configuration demands. `limiter` lets instances share resources, None for
+    no limits. While no instance serves and one is restarted, requests wait in the queue for `restart_wait_s` seconds
+    after the last death; then they are refused.
     """
 
-    # It rests on its instances alone.
     needs: Collection[str] = ()
 
     def __init__(
@@ -52,14 +51,14 @@ class InstanceModel(AnsweringModel):
         limiter: RateLimiter | None = None,
         restart_wait_s: float = 0.0,
     ) -> None:
-        # While it is loaded its configuration changes in the instances and the version policy alone.
+        # While the model is loaded, only the instances and the version policy in its configuration change.
         super().__init__(name, version, config, clock)
         self._instances = InstanceSet()
         self.statistics = ModelStatistics(self._instances.memory_usage)
         keep_order = config.dynamic_batching.preserve_ordering
         self._delivery = Delivery(self.signature, self.statistics, self._draining, keep_order)
         scheduler = scheduler or create_scheduler(config)
-        # The dispatcher, if it has instances share resources with those of other models
+        # The dispatcher, if its instances share resources with other models
         self._limits: LimitedDispatcher | None = None
         self._dispatcher: Dispatcher
         if limiter is None:
@@ -71,7 +70,7 @@ class InstanceModel(AnsweringModel):
         self._leave_place = self._dispatcher.leave_place
         self._sleep: Sleep | None = None
         self._restart_wait_s = restart_wait_s
-        # While no instance serves and requests wait for one that is restarted: ends that wait
+        # While no instance serves and requests wait for a restart: the timer that ends the wait
         self._outage: asyncio.TimerHandle | None = None
 
     # Requests
@@ -86,7 +85,7 @@ class InstanceModel(AnsweringModel):
             else:
                 dispatcher.enqueue(request, self._clock())
         except ServeError as error:
-            # As upstream: what is no request of this model's is not counted.
+            # As upstream: a request that does not fit this model is not counted.
             if error.code is not Code.INVALID_ARG:
                 request.outcome = REJECTED
                 self.statistics.record_failure(request)
@@ -105,7 +104,7 @@ class InstanceModel(AnsweringModel):
     def queued(self) -> int:
         return self._dispatcher.queued
 
-    # What the instances tell
+    # Reports of instances
 
     def on_ready(self, instance: Instance) -> None:
         if not instance.passive and instance in self._instances.members:
@@ -123,7 +122,7 @@ class InstanceModel(AnsweringModel):
         for work, finished in results:
             for request, response in finished:
                 delivery.respond(request, response)
-            # Nobody can read these before the next turn of the event loop.
+            # No client can read these before the next turn of the event loop.
             delivery.executed(work.requests, 0 if work.slots is work.requests else work.empty)
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
@@ -146,7 +145,7 @@ class InstanceModel(AnsweringModel):
         self._delivery.fail(unfinished, error, BACKEND_FAILURE)
         self._delivery.fail(open_, error, None)  # their execution has been counted
         self._delivery.end_traces()
-        # First what the scheduler has to say of those who were bound to this instance
+        # First the scheduler's answers to requests that were bound to this instance
         self.poll()
         if self.down() and self._restart_wait_s and self._instances.restarting():
             loop = asyncio.get_running_loop()
@@ -159,7 +158,7 @@ class InstanceModel(AnsweringModel):
             self._refuse_if_down()
 
     def _on_outage_too_long(self) -> None:
-        """Requests have waited for an instance as long as they may. Newcomers are refused until one serves again."""
+        """Requests have waited for an instance long enough. New ones are refused until an instance serves again."""
         self._outage = None
         self._refuse_if_down()
 
@@ -169,7 +168,7 @@ class InstanceModel(AnsweringModel):
             self._outage = None
 
     def count_executed(self, requests: Sequence[Request]) -> None:
-        """Counts a batch that was executed without having been submitted, to warm an instance up."""
+        """Counts a batch that warmed an instance up, which was executed without having been submitted."""
         self._delivery.executed(requests)
 
     def _refuse_if_down(self) -> None:
@@ -180,23 +179,23 @@ class InstanceModel(AnsweringModel):
 
     @property
     def instances(self) -> Sequence[Instance]:
-        """The instances that are wanted, whether they are ready or not."""
+        """The wanted instances, ready or not."""
         return self._instances.members
 
     def begin_with(self, instances: list[Instance]) -> None:
-        """Gives it its first instances, which are still to be started."""
+        """Sets its first instances, which are still to be started."""
         self._instances.change(instances)
         self.limit(instances)
 
     def limit(self, instances: Sequence[Instance]) -> None:
-        """Instances that are still to be started share resources from now on; what they ask for has been checked."""
+        """Makes instances that are still to be started share resources. Their demands have been checked."""
         if self._limits is not None:
             for instance in instances:
                 spec = instance.spec
                 self._limits.limit(instance, spec.resources, spec.device_id, spec.priority)
 
     def unlimit(self, instances: Sequence[Instance]) -> None:
-        """Instances are gone, or could not be started: what they ask for counts no more."""
+        """Instances are gone, or could not be started: their demands no longer count."""
         if self._limits is not None:
             for instance in instances:
                 self._limits.forget(instance)
@@ -204,9 +203,9 @@ class InstanceModel(AnsweringModel):
     def change_instances(
         self, instances: list[Instance], config: Any, stop_timeout_s: float
     ) -> list[asyncio.Task[None]]:
-        """Is served by `instances` from now on: those that are new join, those left out are retired.
+        """Replaces the instances: new ones join, and those left out are retired.
 
-        The tasks are done when those of the latter are gone that a load waits for.
+        The returned tasks are done when the retired instances are gone that a load waits for.
         """
         self.config = config
         joining, leaving = self._instances.change(instances)
@@ -220,16 +219,16 @@ class InstanceModel(AnsweringModel):
         return tasks
 
     def _let_go(self, instance: Instance, stop_timeout_s: float) -> Sequence[asyncio.Task[None]]:
-        """An instance that serves is not wanted any more. The task, if there is one, is done when it is gone."""
+        """Retires an instance that serves. The tasks, if any, are done when it is gone."""
         self._dispatcher.leave(instance, finishing=True)
         return (self.retire(instance, stop_timeout_s),)
 
     def retire(
         self, instance: Instance, stop_timeout_s: float, until: Callable[[], Awaitable[None]] | None = None
     ) -> asyncio.Task[None]:
-        """Has an instance finish what it executes, however long it takes, then finalize and end, as a task.
+        """A task in which an instance finishes its work, however long it takes, then finalizes and ends.
 
-        It still takes work `until` this is over, where it is given.
+        If `until` is given, the instance still takes work until this is over.
         """
         task = self._instances.retire(instance, stop_timeout_s, until)
         if self._limits is not None:
@@ -251,7 +250,7 @@ class InstanceModel(AnsweringModel):
     # Readiness and the end
 
     def down(self) -> bool:
-        """Whether no instance serves, nor is expected to: none sleeps, and none is restarted in time."""
+        """Whether no instance serves, sleeps, or will be restarted in time."""
         return (
             not self._dispatcher.serving
             and self._outage is None
@@ -272,7 +271,6 @@ class InstanceModel(AnsweringModel):
         return await self._draining.drained_unless_hung(self._instances.running, patience_s)
 
     async def stop(self, timeout_s: float) -> None:
-        """Finalizes and ends every instance; no request is taken from now on."""
         if self._sleep is not None:
             await self._sleep.close()
         self._end_outage()
@@ -284,17 +282,17 @@ class InstanceModel(AnsweringModel):
     # Sleep
 
     def sleep_after(self, after_s: float, asleep: bool) -> None:
-        """Lets it sleep after so many seconds without a request; `asleep` says that its instances are not started."""
+        """Lets the model sleep after that many seconds without a request; `asleep`: its instances are not started."""
         self._sleep = Sleep(self, after_s, asleep)
 
     @property
     def in_use(self) -> int:
-        """What keeps it from sleeping, if it is not zero."""
+        """The number of reasons that keep it from sleeping."""
         return self.under_way
 
     @property
     def answered(self) -> int:
-        """Requests that were answered, ever, but for those that the cache has answered."""
+        """Requests that were ever answered, without those from the cache."""
         statistics = self.statistics
         return statistics.success_count - statistics.cache_hit_count + statistics.fail_count
 
@@ -306,7 +304,7 @@ class InstanceModel(AnsweringModel):
             self._delivery.fail(self._dispatcher.drain(), error, OTHER_FAILURE)
 
     def _wake(self) -> None:
-        """Has instances started where they sleep. Raises ServeError where no instance is expected."""
+        """Starts sleeping instances. Raises ServeError if no instance is expected."""
         if self.down():
             raise self._unavailable()
         if self._sleep is not None and self._sleep.asleep:

@@ -1,4 +1,4 @@
-"""The instances of a model version: those that serve it, and those that finish what they have and go."""
+"""The instances of a model version: those that serve it, and those that finish their work and leave."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _READINESS_TIMEOUT_S = 5.0
 
 
 class InstanceSet:
-    """All instances; `members` are those that are wanted, whether they are ready or not."""
+    """All instances; `members` are the wanted ones, ready or not."""
 
     def __init__(self) -> None:
         self.members: list[Instance] = []
-        # Instances that are no longer wanted, while they finish what they have
+        # Retired instances, while they finish their work
         self._retiring: dict[Instance, asyncio.Task[None]] = {}
 
     @property
@@ -30,7 +30,7 @@ class InstanceSet:
         return (*self.members, *self._retiring)
 
     def change(self, members: list[Instance]) -> tuple[list[Instance], list[Instance]]:
-        """Replaces the members; the instances that are new, and those that were left out."""
+        """Replaces the members. Returns the new instances, and those that were left out."""
         before, self.members = self.members, members
         return (
             [instance for instance in members if instance not in before],
@@ -40,9 +40,9 @@ class InstanceSet:
     def retire(
         self, instance: Instance, stop_timeout_s: float, until: Callable[[], Awaitable[None]] | None = None
     ) -> asyncio.Task[None]:
-        """Has an instance finish what it executes, however long it takes, then finalize and end, as a task.
+        """A task in which an instance finishes its work, however long it takes, then finalizes and ends.
 
-        It still takes work `until` this is over, where it is given.
+        If `until` is given, the instance still takes work until this is over.
         """
         if until is None:
             instance.drain()
@@ -61,14 +61,12 @@ class InstanceSet:
         await asyncio.gather(*(instance.stop(timeout_s) for instance in instances))
 
     def cancel(self, request: Request) -> None:
-        """Lets the instance that has a request know that nobody waits for it."""
+        """Tells the instance of a request that the client no longer waits."""
         for instance in self.everyone:
             instance.cancel(request)
 
-    # What they are like
-
     def restarting(self) -> bool:
-        """Whether a member that gets requests is being restarted after a death."""
+        """Whether a member that gets requests is restarting after a death."""
         return any(one.state is InstanceState.RESTARTING and not one.passive for one in self.members)
 
     def running(self) -> dict[str, int]:
@@ -91,13 +89,13 @@ class InstanceSet:
         return any(instance.checks_readiness for instance in self.members)
 
     async def ask_whether_ready(self) -> str:
-        """Asks all members' models at once, for five seconds at most: the first reason of a no. Raises nothing."""
+        """Asks all members' models at once, for at most five seconds: the first reason of a no. Raises nothing."""
         return next(filter(None, await asyncio.gather(*map(_ask_whether_ready, self.members))), "")
 
     def memory_usage(self) -> list[dict[str, Any]]:
-        """The memory of the stubs, as the statistics extension shows memory: upstream's row for a model's CPU memory.
+        """The memory of the stubs in the statistics extension: upstream's row for a model's CPU memory.
 
-        Counted is what belongs to a stub alone; not libraries that stubs share as files, and not tensors in the arena.
+        It counts memory that belongs to a stub alone, without shared libraries, or tensors in the arena.
         """
         total = sum(instance.memory() for instance in self.everyone)
         return [{"type": "CPU", "id": 0, "byte_size": total}] if total else []
@@ -105,9 +103,9 @@ class InstanceSet:
     def takers(
         self, request: Request | None, seen: Callable[[Instance, Waiter], Waiter] | None = None
     ) -> Sequence[Waiter]:
-        """Who executes a request or, while nobody does, who may: now, when restarted, or finishing what it has.
+        """The instances that execute a request. If none does, those that may, now or after a restart.
 
-        `seen` tells as what an instance's waiter is to be seen.
+        `seen` may replace the waiter of an instance.
         """
         waiters = [
             waiter if seen is None else seen(instance, waiter)
@@ -139,6 +137,6 @@ async def _ask_whether_ready(instance: Instance) -> str:
     except asyncio.TimeoutError:
         return "Timed out waiting for user-defined is_ready() response"
     except Exception as unexpected:
-        # Whoever asked waits for an answer, and an instance that cannot be asked is not ready.
+        # The caller waits for an answer, and an instance that cannot be asked is not ready.
         log.exception("instance '%s' could not be asked whether it is ready", instance.name)
         return f"instance '{instance.name}' could not be asked whether it is ready: {unexpected!r}"

@@ -1,24 +1,24 @@
 """A dispatcher whose instances may ask for resources (`schedulers.rate_limiter`).
 
-An instance that asks for some is not said to be idle when it is: it is *parked*. When there are requests, its resources
-are asked for; only when it has them the scheduler is told of it, and forms a batch of all that has come by then. If it
-has none for it after all (its requests were cancelled, or wait for a batch to fill), the instance gives its resources
-back and is parked again. So no model keeps resources for nothing, and a batch is never formed before it can run.
+An idle instance that asks for resources is not reported as idle: it is *parked*. When there are requests, its resources
+are acquired. Only then the scheduler is told of it, and forms a batch of all requests so far. If the scheduler has no
+batch after all (requests were cancelled, or wait for a batch to fill), the instance gives its resources back and is
+parked again. So no model keeps resources for nothing, and a batch is never formed before it can run.
 
-What was handed out keeps its resources until it has been executed, also when its instance is retired meanwhile; when
-the stub dies they are free at once. Instances that ask for nothing are dispatched as ever.
+Work that was handed out keeps its resources until it has been executed, also when its instance is retired meanwhile;
+when the stub dies they are free at once. Instances without demands are dispatched as usual.
 
-**Ahead of time.** While nobody else waits for any of what an instance holds, it keeps that from one execution to the
-next, and may have work ahead of time as others have (`depth`), each counted as an execution of its own. As soon as
-somebody waits it is given nothing more: what it was offered and has not had is withdrawn, and it gives its resources
-back when it has executed what it has. That is a millisecond of work at most, because only quick instances are given
-anything ahead here: a slower one would keep the other waiting for longer than it could gain.
+**Ahead of time.** While no other instance waits for its resources, an instance keeps them from one execution to the
+next. It may then have work ahead of time (`depth`), each counted as an execution of its own. As soon as another waits,
+it gets nothing more: open offers are withdrawn, and it gives its resources back after its present work. That is at most
+a millisecond of work, because only quick instances get work ahead here: a slower one would keep the other waiting for
+longer than it could gain.
 
-**Circles.** A model that holds a resource while it waits for another (BLS) may wait for one that needs the same
+**Circles.** A model that holds a resource while it waits for another model (BLS) may wait for one that needs the same
 resource. Upstream both wait for ever. Here that is a circle like any other (`instances.waiting`): the caller waits for
-the instance that it calls, and that one for an instance that holds what it lacks.
+the called instance, and that one for an instance that holds the missing resource.
 
-It is enough for it that one of the holders goes on. Where two of them would have to, a circle may be missed; no
+The search assumes that one of the holders is enough. If two of them would have to go on, a circle may be missed; no
 request is refused that could run.
 """
 
@@ -41,7 +41,7 @@ from stubserve.serving.dispatcher import Dispatcher
 
 
 class ResourceWait:
-    """A `Waiter` in place of an instance's own, and what it waits for: `holders` of a resource."""
+    """The `Waiter` of an instance that lacks a resource: it waits for the `holders` of that resource."""
 
     request: Request | None = None
 
@@ -78,22 +78,21 @@ class LimitedDispatcher(Dispatcher):
     ) -> None:
         super().__init__(model, scheduler, delivery, clock, alarm)
         self._limiter = limiter
-        # Instances that ask for resources
         self._limited: dict[Instance, Limited] = {}
-        # Those that could execute something, by what they ask for, the longest idle first
+        # Those that could execute work, by their demands, the longest idle first
         self._parked: dict[tuple[object, int], dict[Limited, None]] = {}
-        # The instance that holds its resources and may be given more
+        # The instance that holds its resources and may get more work
         self._ahead: Limited | None = None
         # Those that get no more work, and how much they still have
         self._finishing: dict[Limited, int] = {}
-        # While it is being decided who executes what: whether to decide once more
+        # During a decision: whether to decide once more
         self._deciding = False
         self._decide_again = False
 
     # The instances that are limited
 
     def limit(self, instance: Instance, demands: Sequence[Demand], device: int, priority: int) -> None:
-        """An instance asks for resources, which have been checked."""
+        """An instance asks for resources. Its demands have been checked."""
         if any(count for _, _, count in demands):
             limited = self._limited[instance] = Limited(instance, self._let_in, priority)
             self._limiter.add(limited, demands, device)
@@ -110,7 +109,7 @@ class LimitedDispatcher(Dispatcher):
             self._limiter.settle()
 
     def seen(self, instance: Instance, waiter: Waiter) -> Waiter:
-        """An instance's waiter, or in its place one that waits for the instances that hold what this one lacks."""
+        """An instance's waiter; if it lacks a resource, one that waits for the holders of that resource."""
         limited = self._limited.get(instance)
         if limited is None:
             return waiter
@@ -189,10 +188,10 @@ class LimitedDispatcher(Dispatcher):
         if limited is None:
             super()._offer(instance, works, closed, ripe_after_ns, most)
             return
-        if self._depth.works(instance):  # it has refused what it was given ahead of time
+        if self._depth.works(instance):  # it has refused the work that it was given ahead of time
             self._say_room(limited)
             return
-        # It is there, with its slots if it has any, but cannot be given anything.
+        # The instance is there, with its slots if it has any, but cannot be given work.
         self._scheduler.instance_idle(instance)
         self._scheduler.instance_idle(instance, 0)
         self._park(limited)
@@ -206,7 +205,7 @@ class LimitedDispatcher(Dispatcher):
         self._decide([])
 
     def _let_in(self, limited: Limited) -> None:
-        """An instance that had to wait has its resources."""
+        """An instance that waited has its resources."""
         if self._deciding or limited not in self._parked.get((limited.line, limited.priority), ()):
             self._limiter.give_back(limited)
             self._decide_again = True
@@ -235,7 +234,7 @@ class LimitedDispatcher(Dispatcher):
             self._limiter.settle()
 
     def _acquire(self) -> list[Limited]:
-        """Parked instances that have their resources now; the others wait for them."""
+        """Parked instances that have got their resources now; the others wait for them."""
         if not self._scheduler.queued:
             return []
         acquire = self._limiter.acquire
@@ -245,7 +244,7 @@ class LimitedDispatcher(Dispatcher):
                 if acquire(limited):
                     found.append(limited)
                 if not self.has_slots:
-                    break  # one is as good as the other; with slots each has requests of its own
+                    break  # one is as good as another; with slots each has requests of its own
         return found
 
     def _hand_out(self, run: Sequence[tuple[Instance, Work]], now_ns: int) -> None:
@@ -256,7 +255,7 @@ class LimitedDispatcher(Dispatcher):
         super()._hand_out(run, now_ns)
 
     def _say_room(self, limited: Limited) -> None:
-        """Tells the scheduler how much may be given to an instance that holds its resources."""
+        """Tells the scheduler how much work an instance that holds its resources may get."""
         instance = limited.instance
         works, closed, ripe_after_ns, _ = self._depth.room(instance)
         if ripe_after_ns or not self._limiter.may_go_on(limited):
@@ -266,7 +265,7 @@ class LimitedDispatcher(Dispatcher):
         self._scheduler.instance_idle(instance, works, closed)
 
     def _withdraw(self) -> None:
-        """What was offered ahead of time, and is not taken, is not to be had any more."""
+        """Withdraws the offers ahead of time that have not been taken."""
         assert self._ahead is not None
         self._scheduler.instance_idle(self._ahead.instance, 0)
         self._ahead = None
@@ -283,7 +282,7 @@ class LimitedDispatcher(Dispatcher):
                 del self._parked[kind]
 
     def _taken(self, offered: Sequence[Limited]) -> bool:
-        """Whether any has got work; those that have not give their resources back."""
+        """Whether any instance has got work; the others give their resources back."""
         taken = False
         for limited in offered:
             if self._depth.works(limited.instance):

@@ -1,14 +1,14 @@
 """A model with sequence batching: sequences outlive their requests, and end where they began.
 
-When a model is loaded anew, its sequences would be lost with the instances that hold their states. So what replaces it
-takes over from it: a request of a sequence that runs there, and not here, is passed on, until the last of them has
-ended or has been idle for too long; only then the old instances go. New sequences begin on the new ones. That takes
-equal inputs and outputs: with others the old model is replaced at once, and its sequences have to begin anew.
+When a model is loaded again, its sequences would be lost with the instances that hold their states. So the new model
+takes over from the old one. It passes on requests of sequences that run there, until the last of these has ended or has
+been idle for too long; only then the old instances go. New sequences begin on the new ones. That needs equal inputs and
+outputs: with others the old model is replaced at once, and its sequences have to begin again.
 
-Where only its instances change, those that are not wanted any more keep the sequences that they have, to the end of
-each, and get no new ones; those that stay are not disturbed.
+If only its instances change, leaving instances keep their sequences to the end of each, and get no new ones; the others
+are not disturbed.
 
-It also does not fall asleep while a sequence is under way.
+A model does not fall asleep while a sequence is under way.
 """
 
 from __future__ import annotations
@@ -42,17 +42,16 @@ class SequenceModel(InstanceModel):
     ) -> None:
         super().__init__(name, version, config, scheduler, clock, limiter, restart_wait_s)
         self._sequences = scheduler
-        # Whose sequences are passed on, and who passes them on
+        # The model whose sequences are passed on, and the model that passes them on
         self._former: SequenceModel | None = None
         self._successor: SequenceModel | None = None
         self._quiet = asyncio.Event()
         scheduler.when_quiet = self._quiet.set
-        # Instances that leave, until the last of their sequences has ended
         self._leaving: dict[Hashable, asyncio.Event] = {}
         scheduler.when_vacant = self._on_vacant
 
     def takes_over_from(self, former: SequenceModel) -> None:
-        """Passes on the requests of sequences that run there, where both understand the same requests."""
+        """Passes on the requests of sequences that run in `former`, if both models take the same requests."""
         old, new = former.config, self.config
         if (
             list(old.input) == list(new.input)
@@ -72,7 +71,7 @@ class SequenceModel(InstanceModel):
             super().enqueue(request)
 
     def _passes_on(self, request: Request, former: SequenceModel) -> bool:
-        """Submits a request to the model that this one takes over from, if its sequence runs there."""
+        """Submits a request to the former model if its sequence runs there."""
         options = request.options
         if options.flags & SEQUENCE_START or self._sequences.holds(options.correlation_id) or not former.holds(request):
             return False
@@ -89,11 +88,10 @@ class SequenceModel(InstanceModel):
             return super()._let_go(instance, stop_timeout_s)
         self._leaving[instance] = asyncio.Event()
         self.retire(instance, stop_timeout_s, functools.partial(self._end_sequences, instance))
-        # As upstream a load waits for no sequence.
         return ()
 
     async def _end_sequences(self, instance: Instance) -> None:
-        """Waits until the sequences of an instance that leaves have ended; it then gets no more work."""
+        """Waits until the sequences of a leaving instance have ended; it then gets no more work."""
         await self._leaving[instance].wait()
         del self._leaving[instance]
         self._dispatcher.leave(instance, finishing=True)
@@ -107,7 +105,7 @@ class SequenceModel(InstanceModel):
         return self.under_way + self._sequences.sequences
 
     async def drained(self, patience_s: float = 0.0) -> bool:
-        """As of other models; a model that passes sequences on is waited for, too."""
+        """As of other models; also waits for a model that passes sequences on."""
         if self._former is not None:
             self._former.let_go()
         while True:
@@ -122,7 +120,7 @@ class SequenceModel(InstanceModel):
             await self._quiet.wait()
 
     def let_go(self) -> None:
-        """Nobody passes anything on any more."""
+        """Ends the passing on."""
         if self._former is not None:
             self._former.let_go()
         self._successor = None

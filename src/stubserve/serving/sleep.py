@@ -1,13 +1,13 @@
-"""Models that nobody asks for a while: their instances end, and start again with the next request (--sleep-after-secs).
+"""Models without requests for a while: their instances end, and start again with the next request (--sleep-after-secs).
 
 Guarantees:
-- a model that sleeps is ready. A request to it waits in the queue, as it would behind others, until an instance serves;
-- it falls asleep only with nothing under way. A request that comes while its instances finalize has them started again
-  when they are gone;
-- where no instance can be started, all waiting requests are told why, and each instance is tried again as after a
-  death.
 
-A request costs nothing more: now and then a timer looks whether the model has counted any.
+- a model that sleeps is ready. A request to it waits in the queue, as it would behind others, until an instance serves;
+- it falls asleep only with nothing under way. A request that comes while its instances finalize starts them again when
+  they are gone;
+- if no instance can be started, all waiting requests get the reason, and each instance is tried again as after a death.
+
+A request costs nothing more: now and then a timer checks whether the model has counted any.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stubserve.instances.instance import Instance, InstanceState
 
 log = logging.getLogger("stubserve.model")
 
-# How often it is looked for requests in the time after which a model sleeps
+# How many checks there are in the time after which a model sleeps
 _LOOKS = 4
 # How long a model may take to finalize
 _STOP_TIMEOUT_S = 30.0
@@ -44,7 +44,7 @@ class Sleeper(Protocol):
 
     @property
     def in_use(self) -> int:
-        """What keeps it from sleeping, if it is not zero: such requests, and sequences that are not over."""
+        """The number of reasons that keep it from sleeping: requests under way, and sequences that are not over."""
 
     @property
     def answered(self) -> int:
@@ -58,13 +58,12 @@ class Sleeper(Protocol):
 
 
 class Sleep:
-    """Lets a model sleep after so many seconds without a request, 0 for never; at once if it starts `asleep`."""
+    """Lets a model sleep after that many seconds without a request, 0 for never; at once if it starts `asleep`."""
 
     def __init__(self, model: Sleeper, after_s: float, asleep: bool) -> None:
         self._model = model
         self._after_s = after_s
         self._loop = asyncio.get_running_loop()
-        # Whether requests are taken though no instance serves
         self.asleep = asleep
         self._change: asyncio.Task[None] | None = None
         self._answered = 0
@@ -73,12 +72,12 @@ class Sleep:
         self._look_later()
 
     def wake(self) -> None:
-        """Somebody asks a model that sleeps."""
+        """A model that sleeps has got a request."""
         if self._change is None:
             self._change = self._loop.create_task(self._wake())
 
     async def close(self) -> None:
-        """Nothing changes any more by itself."""
+        """Stops the timer and the change under way."""
         self.asleep = False
         if self._timer is not None:
             self._timer.cancel()

@@ -1,13 +1,13 @@
-"""Warm-up: what an instance executes before it is ready, as `model_warmup` says.
+"""Warm-up: the samples that an instance executes before it is ready (`model_warmup`).
 
-Each life of a stub is warmed up: at the load, where instances are added, and when a stub is started anew after its
-death, because what a warm-up fills (caches, pools, compiled kernels) has died with the process. Until it is through,
-the instance is not ready and its model's scheduler does not know of it.
+Each life of a stub is warmed up: at the load, when instances are added, and when a stub is started again after its
+death, because the filled caches, pools and compiled kernels have died with the process. Until the end of its warm-up
+the instance is not ready, and its model's scheduler does not know it.
 
 The batches go to the stub as any others do, so models call others, answer through senders and are watched by
-EXECUTE_TIMEOUT_SECS; they are counted in the statistics as upstream counts them, that is without the responses of
-decoupled models. Nobody reads the answers: their memory is let go of as they come, and their errors are what the
-warm-up fails with. The inputs are made anew for each batch, since a model may write to its inputs, or keep them.
+EXECUTE_TIMEOUT_SECS. Statistics count them as upstream's do, without the responses of decoupled models. The answers are
+not read: their memory is dropped as they come, and their errors fail the warm-up. The inputs are made anew for each
+batch, since a model may write to its inputs, or keep them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WarmUp:
     async def run(self, stub: Stub, instance: str) -> None:
         """Runs all samples in a stub whose model is initialized. Raises ServeError for the first that fails.
 
-        The stub is left as it is then; the code that started it ends it.
+        After a failure the stub is left as it is; the code that started it ends it.
         """
         for sample in self._samples:
             for iteration in range(1, sample.count + 1):
@@ -71,7 +71,7 @@ class WarmUp:
                     raise invalid(f"failed to run warmup sample '{sample.name}': {text}")
 
     async def _execute(self, stub: Stub, instance: str, sample: Sample) -> list[str]:
-        """Runs a sample once: the errors of its responses. Raises ServeError where it cannot be run."""
+        """Runs a sample once: the errors of its responses. Raises ServeError if it cannot be run."""
         if stub.death is not None:
             raise unhealthy(instance, stub.death, stub.pid)
         max_batch_size = self._model.signature.max_batch_size
@@ -98,7 +98,7 @@ class WarmUp:
         finally:
             for tensors in added:
                 drop_blocks(tensors)  # the stub's work holds what it has
-        # Where the load is given up meanwhile the stub is ended, and the batch hears of that.
+        # If the load is given up meanwhile, the stub is ended, and the batch gets that as its error.
         return await batch.errors
 
     def _placed(self, inputs: Iterable[SampleInput]) -> list[Tensor]:
@@ -122,7 +122,7 @@ class WarmUp:
 
 
 class _Batch:
-    """One batch of a warm-up: hears what the stub says of it. `errors` is done when all requests are over."""
+    """One batch of a warm-up: receives the stub's reports. `errors` is done when all requests are over."""
 
     def __init__(self, model: InstanceModel, instance: str, pid: int, requests: Iterable[Request]) -> None:
         self.errors: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()

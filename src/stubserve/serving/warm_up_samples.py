@@ -1,9 +1,9 @@
 """The samples of `model_warmup`: from a configuration and files to the inputs of requests.
 
 Rules and texts are upstream's. A sample is `batch_size` requests, each with one item, that are executed together,
-`count` times (0 counts as 1, a batch size of 0 skips the sample). Inputs that the model has are checked as those of a
-client's request are. Others are given to the model as they are, for that is how a sample sets the controls and states
-of a sequence. Random bytes would be no strings, so BYTES are empty strings, as zeros are; and a BOOL is 0 or 1.
+`count` times (0 counts as 1, a batch size of 0 skips the sample). The model's own inputs are checked as in a client's
+request. Others go to the model unchecked, for that is how a sample sets the controls and states of a sequence. Random
+bytes would be no valid strings, so BYTES are empty strings, as zeros are; and a BOOL is 0 or 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stubserve.inference.tensor import Tensor
 log = logging.getLogger("stubserve.model")
 
 _FOLDER = "warmup"
-# What an element takes whose type has no size: an empty string, which is its length
+# The bytes of an element whose type has no size: an empty string, which is its length
 _LENGTH_BYTES = 4
 
 
@@ -36,7 +36,7 @@ _LENGTH_BYTES = 4
 class SampleInput:
     """An input of each request of a sample: `nbytes` in `shape`, as the model sees it.
 
-    `given` are the bytes; where it is None they are zeros, or random ones.
+    `given` are the bytes; None stands for zeros, or for random bytes.
     """
 
     name: str
@@ -47,7 +47,7 @@ class SampleInput:
     random: bool
 
     def fill(self, memory: memoryview) -> None:
-        """Writes the input's bytes; random ones are others each time."""
+        """Writes the input's bytes; random bytes differ each time."""
         if self.given is not None:
             memory[:] = self.given
         elif self.random:
@@ -61,9 +61,9 @@ class SampleInput:
 
 @dataclass(frozen=True)
 class Sample:
-    """What is executed `count` times: a batch of `requests` that all have these inputs.
+    """A batch of `requests` that all have these inputs, executed `count` times.
 
-    `added` are those that are none of the model's own.
+    `added` are inputs that the model lacks.
     """
 
     name: str
@@ -73,11 +73,11 @@ class Sample:
     added: Sequence[SampleInput]
 
     def is_too_large(self, max_batch_size: int) -> bool:
-        """Whether a model of this `max_batch_size` is to execute no such batch."""
+        """Whether the batch is too large for a model of this `max_batch_size`."""
         return self.requests > max(max_batch_size, 1)
 
     def too_large(self, name: str, max_batch_size: int) -> ServeError:
-        """What upstream's backends say then, of a model or an instance."""
+        """The text of upstream's backends for that, about a model or an instance."""
         return internal(f"batch size {self.requests} for '{name}', max allowed is {max_batch_size}")
 
 
@@ -94,7 +94,7 @@ def read_samples(config: Any, signature: Signature, model_dir: Path) -> list[Sam
 
 
 def sample_problems(config: Any, signature: Signature, model_dir: Path) -> Iterator[ServeError]:
-    """What is wrong with each sample, one error at most for each."""
+    """The faults of the samples, at most one for each sample."""
     for index, setting in enumerate(config.model_warmup):
         try:
             if setting.batch_size:
@@ -106,7 +106,6 @@ def sample_problems(config: Any, signature: Signature, model_dir: Path) -> Itera
 
 
 def _read(setting: Any, signature: Signature, model_dir: Path) -> Sample:
-    # The map has no order of its own.
     named = sorted(setting.inputs.items())
     for name, given in named:
         if any(dim < 0 for dim in given.dims):
@@ -150,7 +149,7 @@ def _input(name: str, setting: Any, signature: Signature, model_dir: Path) -> Sa
 
 
 def _file(path: str) -> bytes:
-    # As text, for upstream names it so where the file's name is empty.
+    # As text, since upstream's message contains the path even if the file's name is empty.
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -158,7 +157,7 @@ def _file(path: str) -> bytes:
 
 
 def _unplaced(one: SampleInput) -> Tensor:
-    """For the checks alone, which look at the bytes of strings only."""
+    """For the checks alone, which look only at the bytes of strings."""
     data = one.given
     if data is None and one.datatype == BYTES:
         data = bytes(one.nbytes)

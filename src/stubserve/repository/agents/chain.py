@@ -1,7 +1,7 @@
-"""Repository agents of models (`model_repository_agents`): asked before a load, and told what came of it.
+"""Repository agents of models (`model_repository_agents`): called before a load, and told its result.
 
-Each may refuse the load, or say that the model's files are in another folder from there on. What serves keeps that
-folder until it is gone. Hooks after the load cannot change anything any more, so errors of those are only logged.
+Each may refuse the load, or name another folder with the model's files. A serving model keeps that folder until it is
+gone. Hooks after the load cannot change anything any more, so their errors are only logged.
 
     load ─▶ load_complete ─▶ unload ─▶ unload_complete
          └▶ load_fail
@@ -33,7 +33,7 @@ log = logging.getLogger("stubserve.repository")
 
 
 class NewFolder:
-    """A folder that goes when nobody holds it any more."""
+    """A folder that is removed with its last reference."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="stubserve-agent-"))
@@ -42,7 +42,7 @@ class NewFolder:
 
 @dataclass(frozen=True)
 class _AskedAgent:
-    """One agent of a model: it was asked about `folder`."""
+    """One agent of a model that was called for `folder`."""
 
     name: str
     parameters: Mapping[str, str]
@@ -51,7 +51,7 @@ class _AskedAgent:
 
 
 class Agents:
-    """The agents of a server. `directory` has those that are written in Python."""
+    """The agents of a server. Those written in Python are in `directory`."""
 
     def __init__(self, settings: RepositorySettings) -> None:
         self._settings = settings
@@ -62,9 +62,9 @@ class Agents:
     async def load(
         self, folder: ModelFolder, agents: Iterable[Any], read: Callable[[ModelFolder], T]
     ) -> tuple[T, Chain]:
-        """Asks the agents of a model's configuration; `read` gets the folder that they want loaded in its place.
+        """Calls the agents of a model's configuration; `read` gets the folder that replaces the model's own.
 
-        Returns what `read` makes of it, and what is to be told of the load. Raises ServeError.
+        Returns the result of `read`, and the chain to tell about the load. Raises ServeError.
         """
         chain = Chain(self, next(self._runs), folder.name)
 
@@ -78,7 +78,7 @@ class Agents:
         return await in_daemon_thread(ask), chain
 
     def call(self, asked: _AskedAgent, hook: str, run: int, model: str) -> Path | None:
-        """Runs a hook of an agent; the folder that it gives. Raises ServeError. Blocks."""
+        """Runs a hook of an agent, and returns its folder. Raises ServeError. Blocks."""
         directory = self._settings.agent_directory
         if asked.name == _CHECKSUM and not (directory / asked.name / "agent.py").is_file():
             if hook == "load":
@@ -112,7 +112,7 @@ class Chain:
         self.loaded = False
 
     def load(self, folder: ModelFolder, agents: Iterable[Any]) -> ModelFolder:
-        """Where the model's files are to be taken from. Raises ServeError. Blocks."""
+        """The folder for the model's files. Raises ServeError. Blocks."""
         for agent in agents:
             asked = _AskedAgent(agent.name, dict(agent.parameters), folder.path, NewFolder())
             self._asked.append(asked)
@@ -128,7 +128,7 @@ class Chain:
         return folder
 
     def tell(self, hook: str) -> None:
-        """Has all of them hear of something; errors are logged. Blocks."""
+        """Calls a hook of all agents; errors are logged. Blocks."""
         for asked in self._asked:
             try:
                 self._agents.call(asked, hook, self._run, self._model)
@@ -143,7 +143,7 @@ class Chain:
         await in_daemon_thread(lambda: self.tell("load_fail"))
 
     async def unloads(self) -> None:
-        """The model serves no longer."""
+        """The model no longer serves."""
         if self.loaded:
             await in_daemon_thread(lambda: self.tell("unload"))
 
@@ -153,7 +153,7 @@ class Chain:
             await in_daemon_thread(lambda: self.tell("unload_complete"))
 
 
-# The agent that is built in, as in upstream's container: it has parameters `MD5:<file within the model's folder>`.
+# The built-in agent, as in upstream's container: it has parameters `MD5:<file within the model's folder>`.
 _CHECKSUM = "checksum"
 _CHUNK = 1 << 20
 

@@ -1,7 +1,7 @@
 """A repository agent written in Python, as a process of its own: nothing of its code runs in the server.
 
-The process is started when a model first needs the agent, and anew when it has died; what a model's hooks were told
-before is lost with it. All methods block and are for threads, but for `close`.
+The process is started when a model first needs the agent, and again after its death; the state of earlier hooks is then
+lost. All methods except `close` block and are for threads.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class AgentProcess:
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
-        # Number of a call -> where its answer goes; None for calls that are left when the process has died
+        # Number of a call -> queue for its answer; None for calls that are left when the process has died
         self._waiting: dict[int, queue.SimpleQueue[dict[str, Any] | None]] = {}
 
     def call(self, **asked: Any) -> str | None:
-        """Runs a hook; the folder that it gives, if it does. Raises ServeError."""
+        """Runs a hook; the folder that it returns, if any. Raises ServeError."""
         answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         with self._guard:
             if self._process is None or self._process.poll() is not None:
@@ -50,7 +50,7 @@ class AgentProcess:
             try:
                 self._connection.sendall(json.dumps({"id": number, **asked}).encode() + b"\n")
             except OSError:
-                answers.put(None)  # it has died just now
+                answers.put(None)  # the process has just died
         answer = answers.get()
         if answer is None:
             raise internal(f"repository agent '{self.name}' has died{self._cause()}")
@@ -94,7 +94,7 @@ class AgentProcess:
 
 
 def _read(connection: socket.socket, waiting: dict[int, queue.SimpleQueue[dict[str, Any] | None]]) -> None:
-    """Hands out answers until the process ends; then all waiting calls hear of that."""
+    """Delivers answers until the process ends; then all waiting calls get None."""
     try:
         with connection, connection.makefile("rb") as lines:
             for line in lines:

@@ -1,4 +1,4 @@
-"""The process of a repository agent: started with the agent's file and a socket, it runs the hooks that it is told.
+"""The process of a repository agent: it runs the agent's hooks, which a socket names.
 
 It imports nothing of the server. Each line of the socket is a JSON object; hooks run in threads, since those of one
 model may take long while those of another are wanted. It ends with the server.
@@ -17,14 +17,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-# The hooks behind which none comes
+# The last hooks of a model
 _LAST = ("load_fail", "unload_complete")
 
 
 class AgentModel:
-    """What hooks are given: the model's `name`, the folder where its files are now, and the agent's `parameters`.
+    """The model of a hook: its `name`, the folder with its files, and the agent's `parameters`.
 
-    `new_folder` is an empty folder for an agent that relocates the model; it goes with the model.
+    `new_folder` is an empty folder for an agent that relocates the model; it is removed with the model.
     """
 
     def __init__(self, name: str, folder: str, parameters: dict[str, str], new_folder: str) -> None:
@@ -78,7 +78,7 @@ class Runner:
 
 def main() -> None:
     file, descriptor = sys.argv[1], int(sys.argv[2])
-    # As `stubserve.closed_process`: it has the server's secrets in its environment, and models run as the same user.
+    # As `stubserve.closed_process`: its environment has the server's secrets, and models run as the same user.
     ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
     connection = socket.socket(fileno=descriptor)
     sys.path[0] = os.path.dirname(file)

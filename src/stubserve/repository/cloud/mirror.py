@@ -6,12 +6,13 @@
     <cache>/<address>/servers/<n>/models/<m>   link to the copy that is current
 
 Guarantees:
-- An object whose tag, size and time are the same is fetched once, also across restarts and for several servers.
-- A copy is one state of a model: it is listed before and after it is fetched, and where the two differ it is taken
-  again. What serves keeps the copy that it was loaded from until it is gone (`ModelCopy` is held by what loads it).
-- A store that fails, is slow, or is gone changes nothing of what has been copied.
 
-What it costs: a listing per look and model, of one request for up to 1,000 objects with S3.
+- An object whose tag, size and time are the same is fetched once, also across restarts and for several servers.
+- A copy is one state of a model: the model is listed before and after the fetch, and fetched again if the lists differ.
+  A serving model keeps its copy until it is gone (the load holds `ModelCopy`).
+- A store that fails, is slow, or is gone changes nothing of the copies.
+
+Costs: a listing per look and model, of one request for up to 1,000 objects with S3.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from stubserve.repository.folder import model_names
 
 log = logging.getLogger("stubserve.repository")
 
-# How often a model is listed until it stands still, and how long that is waited for in between
+# How often a model is listed until it stays the same, and the pause in between
 _TRIES = 5
 _PAUSE_S = 0.5
 _AT_ONCE = 8
@@ -45,18 +46,18 @@ UNUSED_DAYS = 30
 
 
 class ModelCopy:
-    """One state of a model. Its folder goes when nobody holds it any more."""
+    """One state of a model. Its folder is removed with its last reference."""
 
     def __init__(self, folder: Path, listing: Mapping[str, Stamp]) -> None:
         self.folder = folder
         self.listing = dict(listing)
-        # In a thread: the last to let go of it may be the event loop.
+        # In a thread: the last reference may be in the event loop.
         self._end = weakref.finalize(self, _remove_soon, folder)
         self._end.atexit = False
 
 
 class Mirror:
-    """One repository. All methods block, and are for threads, but for `close`."""
+    """One repository. All methods except `close` block, and are for threads."""
 
     def __init__(self, store: Store, address: str, cache: Path) -> None:
         self._store = store
@@ -75,9 +76,9 @@ class Mirror:
         self.models = self._own / "models"
 
     def names(self) -> list[str]:
-        """The names of the models; those that were known last where the store fails. Raises ServeError at first."""
+        """The names of the models; the last known ones if the store fails. Raises ServeError the first time."""
         try:
-            # Before any of them becomes part of a path
+            # Before a name becomes part of a path
             self._known = model_names(self._store.names(), self.address)
         except Exception as error:
             if self._known is None:
@@ -86,7 +87,7 @@ class Mirror:
         return self._known
 
     def refresh(self, name: str) -> ModelCopy:
-        """The model as it is in the store now. Raises ServeError; then what was copied before is as it was."""
+        """The model as it is in the store now. Raises ServeError; then the last copy stays."""
         with self._guard:
             guard = self._guards.setdefault(name, threading.Lock())
         with guard:
@@ -107,9 +108,9 @@ class Mirror:
         raise unavailable(f"'{name}' of repository '{self.address}' changes all the time while it is copied")
 
     def look(self, patience_s: float) -> None:
-        """Refreshes every model. From the second time on that is waited for only so long, and goes on meanwhile.
+        """Refreshes every model. Except the first time, the wait is limited, and the refresh goes on meanwhile.
 
-        What cannot be copied stays as it is, and the log says why. Raises ServeError at first.
+        Models that cannot be copied stay the same, and the log has the reason. Raises ServeError the first time.
         """
         if not self._looks.run(patience_s if self._known is not None else threading.TIMEOUT_MAX):
             log.info("repository '%s' is still being read; the last known state of it is used", self.address)
@@ -121,11 +122,11 @@ class Mirror:
         for_all(names, self._try_refresh, _AT_ONCE)
 
     def copy_of(self, name: str) -> ModelCopy | None:
-        """What was copied last, None for a model that has not been."""
+        """The last copy, None if the model has not been copied."""
         return self._copies.get(name)
 
     def close(self) -> None:
-        """The end: the folders of this server go, the objects stay."""
+        """The end: the folders of this server are removed, the objects stay."""
         self._copies.clear()
         shutil.rmtree(self._own, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -138,14 +139,14 @@ class Mirror:
             log.error("failed to copy model '%s' of %s: %s", name, self.address, error)
 
     def _copy(self, name: str, listing: Mapping[str, Stamp]) -> ModelCopy | None:
-        """The state that a listing tells of, current from now on; None if it has changed meanwhile."""
+        """Makes the state of a listing the current one; None if the store has changed meanwhile."""
         fetched: dict[str, Path] = {}
         try:
             for path, stamp in listing.items():
                 key = self._key(name, path, stamp)
                 if not (self._objects / key).exists():
                     fetched[key] = self._fetch(name, path)
-            # What was fetched is what was listed only if it still is.
+            # The fetched files are those of the listing only if the listing still holds.
             if fetched and self._store.listing(name) != listing:
                 return None
             for path, stamp in listing.items():
@@ -164,7 +165,7 @@ class Mirror:
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
             source = self._objects / self._key(name, path, stamp)
-            os.utime(source, ns=(time.time_ns(), source.stat().st_mtime_ns))  # which says that it is in use
+            os.utime(source, ns=(time.time_ns(), source.stat().st_mtime_ns))  # the time marks it as in use
             try:
                 os.link(source, target)
             except OSError:  # a file system without hard links, or too many of them
@@ -195,7 +196,7 @@ class Mirror:
         return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
     def _begin(self) -> Path:
-        """Makes the folder of this server, and removes what others have left behind. Raises OSError."""
+        """Makes the folder of this server, and removes those of servers that are gone. Raises OSError."""
         servers = self._home / "servers"
         for folder in (self._objects, servers):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -220,7 +221,7 @@ class Mirror:
 
 
 def _is_left_behind(folder: Path) -> bool:
-    """Whether the server of a folder is gone. One that is only just beginning has no lock yet."""
+    """Whether the server of a folder is gone. A server that is just starting has no lock yet."""
     try:
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -240,7 +241,7 @@ def _remove_soon(folder: Path) -> None:
     threading.Thread(target=shutil.rmtree, args=(folder.parent, True), daemon=True).start()
 
 
-# Where upstream's environment says that models of a provider are to be copied to
+# Upstream's variables for the folder of a provider's copies
 _MOUNTS = {
     "s3": "TRITON_AWS_MOUNT_DIRECTORY",
     "gs": "TRITON_GCS_MOUNT_DIRECTORY",
@@ -249,7 +250,7 @@ _MOUNTS = {
 
 
 def open_mirror(text: str, cache: Path | None) -> Mirror:
-    """The repository at an address; copied below `cache`, else where upstream's environment says. Raises ServeError."""
+    """The repository at an address. Copies go below `cache`, else to upstream's folder. Raises ServeError."""
     address = parse_address(text, os.environ)
     mount = os.environ.get(_MOUNTS[address.protocol])
     return Mirror(Store(address), text, cache or (Path(mount) if mount else default_folder("repositories")))

@@ -1,11 +1,11 @@
-"""A store of objects, as far as repositories need one: its address, what lies below a place, the bytes of one object.
+"""A store of objects, as repositories need it: its address, the names below a place, the bytes of one object.
 
     s3://bucket/path     s3://host:port/bucket/path     s3://https://host:port/bucket/path
     gs://bucket/path     as://account/container/path
 
-Addresses are as upstream writes them. Credentials are those of the provider's own environment variables, or of the file
+Addresses are as upstream writes them. Credentials come from the provider's own environment variables, or from the file
 that TRITON_CLOUD_CREDENTIAL_PATH names: `{"s3": {"<prefix>": {...}}, "gs": {"<prefix>": "<file>"}, "as": {"<prefix>":
-{...}}}`, of which the longest prefix of an address wins. `options` are what fsspec's file system is made with.
+{...}}}`; the longest prefix of an address wins. `options` are the arguments of fsspec's file system.
 
 The file systems are fsspec's (s3fs, gcsfs, adlfs), imported when the first repository is opened: a server without one
 does not need them. All calls block, so they are for threads; every error is a ServeError that names the address.
@@ -28,15 +28,15 @@ from stubserve.errors import ServeError, internal, invalid, not_found, unavailab
 CREDENTIAL_FILE = "TRITON_CLOUD_CREDENTIAL_PATH"
 
 _WITH_HOST = re.compile(r"s3://(?:(https?)://)?([^/:]+:\d+)/(.*)")
-# How long S3 may take to be reached, and to send anything, before the next try
+# How long a connection to S3, and each read, may take before the next try
 _S3_PATIENCE = {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 3, "mode": "standard"}}
 
 
 @dataclass(frozen=True)
 class Address:
-    """A place in a store: `path` is what the file system of `protocol` calls it, made with `options`.
+    """A place in a store: `path` in the file system of `protocol`, which is made with `options`.
 
-    `package` is the extra of stubserve that has the file system; `credentials` says to people where they come from.
+    `package` is the extra of stubserve with the file system; `credentials` tells people the source of the credentials.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Address:
 
 
 def parse_address(text: str, environment: Mapping[str, str]) -> Address:
-    """Raises ServeError: INVALID_ARG for what is no address, INTERNAL for a file of credentials that cannot be read."""
+    """Raises ServeError: INVALID_ARG for text that is no address, INTERNAL for an unreadable file of credentials."""
     scheme, between, rest = text.partition("://")
     if not between or scheme not in _READERS:
         raise invalid(f"'{text}' is no address of a repository: it begins with s3://, gs:// or as://")
@@ -67,7 +67,7 @@ def _s3(text: str, rest: str, given: Any, environment: Mapping[str, str]) -> Add
     if match is not None:
         path = match[3].strip("/")
         options["endpoint_url"] = f"{match[1] or 'http'}://{match[2]}"
-        # As upstream: a store at an address of one's own knows no names of buckets before its host's.
+        # As upstream: a store at a custom address does not have bucket names in front of its host's.
         options["config_kwargs"] = {**_S3_PATIENCE, "s3": {"addressing_style": "path"}}
     credentials = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN or AWS_PROFILE"
     if given is not None:
@@ -115,7 +115,7 @@ def _as(text: str, rest: str, given: Any, environment: Mapping[str, str]) -> Add
     if names["account_key"]:
         options["account_key"] = names["account_key"]
     elif names["auth_type"] in ("default", "managed_identity"):
-        # adlfs takes the chain of Azure's own defaults then, which knows of managed identities.
+        # adlfs then uses Azure's own default chain, which includes managed identities.
         options["anon"] = False
         if names["client_id"]:
             options["client_id"] = names["client_id"]
@@ -126,7 +126,7 @@ _READERS = {"s3": _s3, "gs": _gs, "as": _as}
 
 
 def _given_credentials(scheme: str, text: str, environment: Mapping[str, str]) -> Any:
-    """What the file of credentials has for an address; None without a file, or where nothing in it fits."""
+    """The credentials of an address in the file; None without a file, or if no prefix fits."""
     file = environment.get(CREDENTIAL_FILE)
     if not file:
         return None
@@ -150,14 +150,14 @@ def _unreadable(file: str, why: str) -> ServeError:
 
 log = logging.getLogger("stubserve.repository")
 
-# What tells one content of an object from another, in the words of the different stores
+# The fields that tell contents of an object apart, by the names of the different stores
 _TAGS = ("ETag", "etag", "md5Hash", "generation", "version_id")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime")
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What an object is known by, without its content: it has changed when this has."""
+    """The known facts of an object without its content: when they change, the object has changed."""
 
     size: int
     tag: str
@@ -172,14 +172,14 @@ class Store:
         self._system: Any = None
 
     def names(self) -> list[str]:
-        """What may be models: the names of the folders at the address. Raises ServeError."""
+        """The possible models: the names of the folders at the address. Raises ServeError."""
         root = self._address.path
         found = self._ask(lambda system: system.ls(root, detail=True, refresh=True))
         names = {self._below(entry["name"], root) for entry in found if entry["type"] == "directory"}
         return sorted(name for name in names if name and "/" not in name)
 
     def listing(self, name: str) -> dict[str, Stamp]:
-        """The objects of a model by their path in it; empty where there are none. Raises ServeError."""
+        """The objects of a model by their path in it; empty if there are none. Raises ServeError."""
         root = f"{self._address.path}/{name}"
         try:
             found = self._ask(lambda system: system.find(root, detail=True, refresh=True))
@@ -191,7 +191,7 @@ class Store:
         for path, entry in found.items():
             inside = self._below(path, root)
             if not inside or path.endswith("/"):
-                continue  # the mark of a folder
+                continue  # the marker of a folder
             if any(part in ("", ".", "..") for part in inside.split("/")) or "\\" in inside or "\0" in inside:
                 log.warning("ignore object '%s' of %s: its name is no path of a file", path, self._address.text)
                 continue
@@ -203,10 +203,10 @@ class Store:
         self._ask(lambda system: system.get_file(f"{self._address.path}/{name}/{path}", str(target)))
 
     def _ask(self, what: Any) -> Any:
-        """Raises ServeError; its cause is what the store's client has raised."""
+        """Calls the store. Raises ServeError; its cause is the error of the store's client."""
         system = self._open()
         try:
-            # What a listing was is remembered by default.
+            # By default the file system remembers listings.
             system.invalidate_cache()
             return what(system)
         except Exception as raised:
@@ -240,7 +240,7 @@ class Store:
         return unavailable(f"{where} cannot be read: {text}")
 
     def _below(self, path: str, root: str) -> str:
-        """The part of a path below a root; empty if it is not there."""
+        """The part of a path below a root; empty if the path is not below it."""
         start = root.strip("/") + "/"
         plain = path.lstrip("/")
         return plain[len(start) :].rstrip("/") if plain.startswith(start) else ""

@@ -2,22 +2,22 @@
 
 Rules, as upstream has them:
 
-- A tensor has *turns*. What the caller gives is turn 0 of the inputs. Each response of a step adds one turn to every
-  output of the step, so a decoupled step that answers three times makes turns 0, 1 and 2.
-- A step runs once for each turn of which all its inputs are there.
+- A tensor has *turns*. The caller's inputs are turn 0. Each response of a step adds one turn to every output of the
+  step, so a decoupled step that answers three times makes turns 0, 1 and 2.
+- A step runs once for each turn that has all its inputs.
 - A response that lacks an output leaves that turn *absent*. A step that reads it runs without that input (the model
-  says whether it may be missing); an output of the ensemble is left out of its response.
-- The ensemble responds once for each turn of which all requested outputs are there.
-- After the first failure no further step begins. The failure is told when the steps under way have ended.
+  decides whether it may be missing); an output of the ensemble is left out of its response.
+- The ensemble responds once for each turn that has all requested outputs.
+- After the first failure no further step begins. The failure is reported when the steps under way have ended.
 
-Memory. Whoever gives a tensor to the flow holds it once for each of its `uses`: once for every input of a step that it
-is mapped to, once for the caller where it is a requested output. A run takes one of these holds with each of its
-inputs, a response one with each of its outputs. `close` gives back what nobody took: turns that never met, and what
-a failure left behind. A tensor without uses is not taken at all.
+Memory. The giver of a tensor holds it once for each of its `uses`: once for every input of a step that it is mapped to,
+and once for the caller if it is a requested output. A run takes one of these holds with each of its inputs, a response
+one with each of its outputs. `close` gives back the holds that were not taken: turns that never met, and the rest after
+a failure. A tensor without uses is not taken at all.
 
-Costs: work per tensor and reader, independent of how many turns there have been. Each turn counts down what every step
-still waits for, so nothing is looked for. Turns are forgotten when everybody has had them, all but the first, which
-lasts as long as the flow and is the only one of most; so a stream of any length takes the memory of what is under way.
+Costs: work per tensor and reader, independent of the number of turns. Each turn counts down the tensors that every step
+still waits for, so nothing is searched. A turn is forgotten when all readers have had it, except the first, which lasts
+as long as the flow (most flows have no other). So a stream of any length takes only the memory of what is under way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _in_order = attrgetter("index")
 
 
 class StepRun(Generic[T]):
-    """A step that is to run with these inputs, by the names that its model knows; absent ones are missing."""
+    """A step to be run with these inputs, by the names that its model knows; absent ones are missing."""
 
     __slots__ = ("inputs", "step", "turn")
 
@@ -48,9 +48,9 @@ class StepRun(Generic[T]):
 class _Turn(Generic[T]):
     """One turn of all tensors.
 
-    `values` are those that are there, None where they are absent; one that is used once goes when it is taken. `waits`
-    is for how many tensors each step still waits, by its index, and in the last place the caller; one that waits for
-    none has had them. `uses` is how often the values are still to be taken.
+    `values` are the tensors that have come, None for absent ones; a value that is used once goes when it is taken.
+    `waits` counts the tensors that each step still waits for, by its index, with the caller in the last place; a reader
+    with 0 has taken its tensors. `uses` is how often the values are still to be taken.
     """
 
     __slots__ = ("uses", "values", "waits")
@@ -64,7 +64,7 @@ class _Turn(Generic[T]):
 class EnsembleFlow(Generic[T]):
     """The flow of one request; `requested` are the outputs that its caller wants, None for all.
 
-    `runs` is what is to run now, `responses` what is to be answered now; see `take_runs` and `take_responses`.
+    `runs` are to be run now, `responses` to be answered now; see `take_runs` and `take_responses`.
     """
 
     __slots__ = (
@@ -83,28 +83,26 @@ class EnsembleFlow(Generic[T]):
     def __init__(self, plan: EnsemblePlan, requested: Collection[str] | None = None) -> None:
         self._route = route = plan.route(requested)
         self._first: _Turn[T] = _Turn(route.needs)
-        # Those behind the first, by number
+        # All turns but the first, by number
         self._turns: dict[int, _Turn[T]] = {}
         # How often each step has answered, by its index
         self._answers = [0] * len(plan.steps)
-        # How many runs have begun and not ended
         self._under_way = 0
-        # What runs and responses had taken that came to nothing
+        # Tensors of runs and responses that were never used
         self._returned: list[T] = []
         self.runs: list[StepRun[T]] = []
         self.responses: list[dict[str, T]] = []
-        # How many responses there have been
         self.answered = 0
         self.error: ServeError | None = None
 
     @property
     def steps(self) -> Sequence[Step]:
-        """All that may have to run."""
+        """All steps that may have to run."""
         return self._route.steps
 
     @property
     def given(self) -> Sequence[Made]:
-        """The tensors of the caller that somebody reads."""
+        """The tensors of the caller that have readers."""
         return self._route.given
 
     def has_begun(self, step: Step) -> bool:
@@ -112,15 +110,15 @@ class EnsembleFlow(Generic[T]):
         return not self._first.waits[step.index]
 
     def made_by(self, step: Step) -> Sequence[Made]:
-        """The tensors of a step that somebody reads."""
+        """The tensors of a step that have readers."""
         return self._route.made[step.index]
 
     def asked_of(self, step: Step) -> list[str]:
-        """The names of the outputs that a step is to be asked for; the list is the plan's."""
+        """The names of the outputs to request from a step; the list is the plan's."""
         return self._route.asked[step.index]
 
     def readers_of(self, step: Step) -> Collection[Step]:
-        """The steps that read what this one makes."""
+        """The steps that read the outputs of this step."""
         return self._route.followers.get(step, ())
 
     def begin(self, inputs: Mapping[str, T]) -> None:
@@ -139,18 +137,18 @@ class EnsembleFlow(Generic[T]):
         self._under_way -= 1
 
     def fail(self, error: ServeError) -> None:
-        """Something went wrong, in a step or outside. The first error counts."""
+        """A failure in a step or outside. The first error counts."""
         if self.error is None:
             self.error = error
             self._return_runs()
 
     def take_runs(self) -> list[StepRun[T]]:
-        """What is to run now; each run is under way until it has ended."""
+        """The runs to start now; each is under way until it has ended."""
         runs, self.runs = self.runs, []
         return runs
 
     def take_responses(self) -> list[dict[str, T]]:
-        """What is to be answered now: the outputs of each response in the order of the configuration."""
+        """The responses to send now: the outputs of each in the order of the configuration."""
         responses, self.responses = self.responses, []
         return responses
 
@@ -160,7 +158,7 @@ class EnsembleFlow(Generic[T]):
         return not self._under_way
 
     def close(self) -> Iterator[tuple[T, int]]:
-        """Gives back each tensor that was given and not taken by all, with the number of holds on it. Ends the flow."""
+        """Gives back each tensor with holds that were not taken, and their number. Ends the flow."""
         turns, self._turns = [self._first, *self._turns.values()], {}
         self._first = _Turn(self._route.needs)
         for turn in turns:
@@ -174,7 +172,7 @@ class EnsembleFlow(Generic[T]):
             yield value, 1
 
     def _untaken(self, tensor: str, turn: _Turn[T]) -> int:
-        """How many of a tensor's uses nobody has had in this turn."""
+        """How many of a tensor's uses have not been taken in this turn."""
         route = self._route
         holds = 1 if tensor in route.outputs and turn.waits[-1] else 0
         for step in route.steps:
@@ -183,7 +181,7 @@ class EnsembleFlow(Generic[T]):
         return holds
 
     def _write(self, number: int, made: Sequence[Made], given: Mapping[str, T]) -> None:
-        """One turn of what one writer makes, and what it completes."""
+        """Adds one writer's tensors to a turn, and starts what is then complete."""
         turn: _Turn[T] | None = self._turns.get(number) if number else self._first
         if turn is None:
             turn = self._turns[number] = _Turn(self._route.needs)
@@ -226,7 +224,7 @@ class EnsembleFlow(Generic[T]):
 
     @staticmethod
     def _take(turn: _Turn[T], takes: Sequence[Taken]) -> dict[str, T]:
-        """What one reader gets, by the names that it knows; absent tensors are missing."""
+        """The tensors of one reader, by the names that it knows; absent tensors are missing."""
         values = turn.values
         turn.uses -= len(takes)
         taken: dict[str, T] = {}

@@ -1,7 +1,7 @@
-"""An ensemble's configuration, worked out once: its steps, and the readers of each tensor.
+"""An ensemble's configuration, computed once: its steps, and the readers of each tensor.
 
 An ensemble is a flow of data between named tensors. A tensor is written once, by the ensemble's caller or by one step,
-and read by any number of steps; those that are outputs of the ensemble go to the caller as well.
+and read by any number of steps. The outputs of the ensemble also go to the caller.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# How many of them an ensemble remembers, by what is requested
+# How many routes an ensemble remembers, by requested outputs
 _ROUTES = 64
 
 
@@ -19,8 +19,8 @@ _ROUTES = 64
 class Step:
     """One step: a request to version `version` of `model` (-1 for its newest).
 
-    `inputs` maps the names of the model's inputs to tensors of the ensemble, `outputs` those of its outputs. Equal
-    steps of two places in the ensemble differ in `index`.
+    `inputs` maps the names of the model's inputs to tensors of the ensemble, `outputs` the names of its outputs. Equal
+    steps at two places in the ensemble differ in `index`.
     """
 
     index: int
@@ -36,8 +36,8 @@ class Step:
 class Made(NamedTuple):
     """A tensor that its writer makes under the name `name`, with the steps that read it.
 
-    `uses` is how often each turn of it is used: once for every input of a step that it is mapped to and, where it is
-    an output that is `requested`, once by the caller.
+    `uses` is how often each of its turns is used: once for every input of a step that it is mapped to and, if it is a
+    `requested` output, once by the caller.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Made(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A tensor that its reader knows by `name`; `alone` where each turn of it is used only once."""
+    """A tensor that its reader knows by `name`; `alone` if each of its turns is used only once."""
 
     name: str
     tensor: str
@@ -57,12 +57,12 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What has to run for a set of requested outputs.
+    """The steps that must run for a set of requested outputs.
 
-    `given` are the tensors of the caller, `made` those of each step, by its index; what is used by nobody is in
-    neither. `takes` are the inputs of each step, by its index, and in the last place what the caller gets. `asked` are
-    the names of the outputs that a step is asked for. `needs` is how many different tensors a step waits for, and in
-    the last place how many the caller does. `steps` are those that run, `followers` those that read what a step makes.
+    `given` are the tensors of the caller, `made` those of each step, by its index; tensors without readers are in
+    neither. `takes` are the inputs of each step, by its index, with the caller's outputs in the last place. `asked` are
+    the names of the outputs to request from a step. `needs` is how many different tensors each step waits for, with the
+    caller in the last place. `steps` are the steps that run, `followers` the readers of a step's outputs.
     """
 
     outputs: tuple[str, ...]
@@ -76,14 +76,14 @@ class Route:
 
 
 class EnsemblePlan:
-    """The plan of an ensemble whose `config` (a protobuf ModelConfig) has been found valid."""
+    """The plan of an ensemble whose `config` (a protobuf ModelConfig) is valid."""
 
     def __init__(self, config: Any) -> None:
         self.name: str = config.name
         self.inputs = tuple(tensor.name for tensor in config.input)
         self.outputs = tuple(tensor.name for tensor in config.output)
         self.steps = tuple(
-            # Maps come in no order of their own; sorted, every run of an ensemble is like the next.
+            # Maps have no order. Sorted, every run of an ensemble is like the next.
             Step(index, step.model_name, step.model_version, _sorted(step.input_map), _sorted(step.output_map))
             for index, step in enumerate(config.ensemble_scheduling.step)
         )
@@ -91,7 +91,7 @@ class EnsemblePlan:
         self._routes = {self.outputs: self._full}
 
     def route(self, requested: Collection[str] | None) -> Route:
-        """What has to run to make the requested outputs, None for all; a step whose outputs nobody needs does not."""
+        """The steps that make the requested outputs, None for all; steps without needed outputs are left out."""
         if requested is None:
             return self._full
         key = tuple(requested)

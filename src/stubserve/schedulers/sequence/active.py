@@ -1,9 +1,9 @@
-"""The sequences that have a slot and to which further requests may come, and what became of others.
+"""The sequences that have a slot and may get further requests, and the sequences that are lost.
 
-Everything but a batch costs the same however many sequences live or wait: dictionaries say who is where, and heaps have
-the free slots and when to look at the others. Whether a sequence has been idle for too long is not looked at with each
-of its requests: its slot says when the last one came, and is looked at again when the sequence would have been idle for
-too long had none come. A slot is in that heap once, however many sequences it has had meanwhile.
+All but a batch costs the same for any number of sequences: dictionaries find them, and heaps hold the free slots and
+the times of the checks. Idleness is not checked with each request. A slot records the time of its last request, and is
+checked at the time when its sequence would have been idle for too long without further requests. A slot is in that heap
+once, however many sequences it has had meanwhile.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from stubserve.schedulers.sequence.slots import SequenceId, SequenceSlot
 
 
 class ActiveSequences:
-    """Which slot each of them has. One is over when it has been idle for `max_idle_ns`, unless that is None."""
+    """The slot of each of these sequences. They end after `max_idle_ns` without a request, unless that is None."""
 
     def __init__(self, max_idle_ns: int | None) -> None:
         self._max_idle_ns = max_idle_ns
         self._slots: dict[SequenceId, SequenceSlot] = {}
-        # The slot of a sequence, None if it has none
         self.slot_of = self._slots.get
         self._numbers = itertools.count(1)
-        # A heap of (when to look, number of the instance, index, slot)
+        # A heap of (time of the check, number of the instance, index, slot)
         self._checks: list[tuple[int, int, int, SequenceSlot]] = []
-        # Sequences whose instance is gone: its name, and until when they are told so
+        # Lost sequences: the name of the instance that is gone, and until when their clients are told
         self._lost: dict[SequenceId, tuple[str, int]] = {}
 
     def begin(self, sequence: SequenceId, slot: SequenceSlot, now_ns: int) -> None:
-        """A sequence has a slot from now on."""
         self._slots[sequence] = slot
         slot.sequence = sequence
         slot.number = next(self._numbers)
@@ -39,7 +37,7 @@ class ActiveSequences:
             self._watch(slot, now_ns + self._max_idle_ns)
 
     def end(self, slot: SequenceSlot) -> None:
-        """No further request comes to the sequence of a slot, if it is not over already."""
+        """Ends the sequence of a slot, if it is not over already."""
         if not slot.over:
             slot.over = True
             del self._slots[slot.sequence]
@@ -65,11 +63,11 @@ class ActiveSequences:
         return sorted(idle, key=lambda slot: (slot.last_ns, slot.joined, slot.index))
 
     def next_check_ns(self) -> int | None:
-        """When `take_idle` has something to look at next."""
+        """The time of the next check of `take_idle`."""
         return self._checks[0][0] if self._checks else None
 
     def lose(self, slot: SequenceSlot, instance: str) -> None:
-        """The instance of a slot is gone, and its sequence with it; its next request is to be told."""
+        """The instance of a slot is gone, and its sequence with it; the sequence's next request is to be told."""
         if slot.over:
             return
         self.end(slot)
@@ -77,17 +75,17 @@ class ActiveSequences:
             self._lost[slot.sequence] = (instance, slot.last_ns + self._max_idle_ns)
 
     def lost_with(self, sequence: SequenceId, now_ns: int) -> str | None:
-        """The instance with which a sequence went, unless it has begun anew or would be idle for too long by now."""
+        """The instance that a sequence was lost with, unless it has begun again, or would now be idle for too long."""
         instance, until_ns = self._lost.get(sequence, ("", 0))
         return instance if until_ns > now_ns else None
 
     def forget(self, sequence: SequenceId) -> None:
-        """A sequence begins anew."""
+        """A sequence begins again."""
         if self._lost:
             self._lost.pop(sequence, None)
 
     def tidy(self, now_ns: int) -> None:
-        """Lets go of slots that are gone, and of losses that nobody needs to be told of any more."""
+        """Removes slots that are gone, and losses that no client needs to be told of any more."""
         self._checks = [check for check in self._checks if not check[3].gone]
         heapq.heapify(self._checks)
         self._lost = {sequence: lost for sequence, lost in self._lost.items() if lost[1] > now_ns}

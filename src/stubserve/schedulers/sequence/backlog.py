@@ -1,4 +1,4 @@
-"""Sequences that wait for a slot, whole: the first that came is the first to get one."""
+"""Sequences that wait for a slot, as a whole, in the order of arrival."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from stubserve.schedulers.sequence.slots import SequenceId
 
 
 class Waiting:
-    """One sequence, or one of several with the same id, of which all but the last have their END.
+    """One sequence. Of several with the same id, all but the last have their END.
 
-    `complete` says that its END is here, too. `expires_ns` is when the first of its requests runs out of time, None for
-    never.
+    `complete`: its END is here, too. `expires_ns` is when the first of its requests expires, None for never.
     """
 
     __slots__ = ("complete", "expires_ns", "requests", "sequence")
@@ -27,14 +26,14 @@ class Waiting:
 
 
 class Backlog:
-    """The sequences without a slot. What is added, taken or cancelled costs the same however many wait."""
+    """The sequences without a slot. Adding, taking or cancelling costs the same for any number of them."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[Waiting, None] = OrderedDict()
-        # Those that further requests belong to
+        # Sequences that may get further requests
         self._open: dict[SequenceId, Waiting] = {}
         self._of_request: dict[Request, Waiting] = {}
-        # A heap, with what has been taken or has got an earlier time still in it
+        # A heap; it may still hold sequences that have been taken or have got an earlier time
         self._expiring: list[tuple[int, int, Waiting]] = []
         self._number = itertools.count()
 
@@ -43,7 +42,7 @@ class Backlog:
         return sequence in self._open
 
     def add(self, sequence: SequenceId, request: Request, now_ns: int, is_last: bool) -> None:
-        """Puts a request behind those of its sequence, or the sequence behind all others."""
+        """Puts a request behind the others of its sequence, or a new sequence behind all others."""
         waiting = self._open.get(sequence)
         if waiting is None:
             waiting = self._open[sequence] = Waiting(sequence)
@@ -74,7 +73,7 @@ class Backlog:
         return waiting
 
     def take_expired(self, now_ns: int) -> list[Waiting]:
-        """Removes the sequences of which a request has run out of time."""
+        """Removes the sequences that have an expired request."""
         expired = []
         while self._expiring and self._expiring[0][0] <= now_ns:
             waiting = heapq.heappop(self._expiring)[2]
@@ -84,7 +83,7 @@ class Backlog:
         return expired
 
     def next_deadline_ns(self) -> int | None:
-        """When `take_expired` has something to do next."""
+        """The next time at which `take_expired` has work."""
         while self._expiring and self._expiring[0][2] not in self._waiting:
             heapq.heappop(self._expiring)
         return self._expiring[0][0] if self._expiring else None
@@ -98,7 +97,7 @@ class Backlog:
 
     @property
     def sequences(self) -> int:
-        """How many sequences further requests may come to."""
+        """How many sequences may get further requests."""
         return len(self._open)
 
     def __len__(self) -> int:

@@ -1,23 +1,23 @@
 """The sequence batcher: requests with the same correlation id run one after the other, on the same instance.
 
 A request with START begins a sequence and gets it a slot: the free one with the lowest index, of any instance, so that
-sequences spread. All further requests up to the one with END follow it there. Where no slot is free the whole sequence
-waits in the backlog, first come first served. What a slot means, and which requests share a batch, is the strategy's:
-`direct` or `oldest`. The rules are upstream's:
+sequences spread. All further requests up to the one with END follow it there. If no slot is free the whole sequence
+waits in the backlog, first come first served. The strategy, `direct` or `oldest`, defines the meaning of a slot and
+which requests share a batch. The rules are upstream's:
 
 - END frees the slot when its request is handed out; the next sequence of the backlog has it from then on.
 - A START in a sequence that runs is taken into the same slot, behind what is queued there, and logged as a conflict.
-- A sequence of which no request has come for max_sequence_idle_microseconds is over, whatever of it is still queued or
-  executes: that runs to its end, and the slot is free behind it. Its next request needs a START.
-- A request whose time runs out in the backlog rejects all that waits there with it.
+- A sequence without a request for max_sequence_idle_microseconds is over. Requests that are still queued or executing
+  run to their end, and then the slot is free. The sequence's next request needs a START.
+- A request that expires in the backlog rejects its whole sequence there.
 - A request that is cancelled while it waits ends its sequence: it and all behind it are answered with CANCELLED. In the
   backlog that is the whole sequence.
-- With `iterative_sequence` a request is a sequence by itself, with an id from here if it has none. It executes until
-  the model no longer reschedules it, and keeps its slot meanwhile. Only its first execution has flags.
+- With `iterative_sequence` a request is a sequence by itself; the batcher gives it an id if it has none. It executes
+  until the model no longer reschedules it, and keeps its slot meanwhile. Only its first execution has flags.
 
 Unlike upstream, the time in the backlog does not count as idle: a client that waits there for its first answer would
-find its sequence gone. And a sequence is told how it ended: when its instance dies, what it has queued is answered
-with an error, and so is its next request, until it begins anew or would have been idle for too long.
+lose its sequence. And the loss of a sequence is reported: when its instance dies, its queued requests are answered with
+an error. So is its next request, until it begins again or would have been idle for too long.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from stubserve.schedulers.sequence.slots import Departures, SequenceId, Sequence
 
 
 class SequenceBatcher(Scheduler):
-    """What the strategies have in common. An instance of the model that `config` describes has `slots_each` slots."""
+    """The common part of the strategies. An instance of the model that `config` describes has `slots_each` slots."""
 
     has_slots = True
 
@@ -53,31 +53,31 @@ class SequenceBatcher(Scheduler):
         self._grouping = Grouping.from_config(config) if config.max_batch_size > 1 else None
         self._iterative: bool = batching.iterative_sequence
         self._hold = hold or Hold()
-        # Whether sequences have implicit states: then work says which sequences it is of
+        # Whether sequences have implicit states: then work names its sequences
         self.keeps_states = bool(batching.state)
         self._auto_ids = itertools.count(1)
-        # What executes many times is never idle.
+        # A request that executes many times is never idle.
         self._active = ActiveSequences(None if self._iterative else batching.max_sequence_idle_microseconds * 1000)
         self._backlog = Backlog()
         self._slots = Slots(slots_each)
         self._queues = SlotQueues()
         self._departures = Departures()
-        # Where implicit state is kept by sequence: those that are over without an END, to be told
+        # With implicit states by sequence: those that ended without an END, to be reported
         self._over: list[tuple[Instance, int]] = []
-        # Whose slots wait for their execution
+        # Requests that execute, with the slots that wait for them
         self._executing: dict[Request, SequenceSlot] = {}
         self._answers: list[tuple[Request, ServeError]] = []
         self._now_ns = 0
-        # Called when a poll has left no sequence that further requests belong to
+        # Called when a poll has left no sequence that may get further requests
         self.when_quiet: Callable[[], None] | None = None
-        # Called with each instance that was closed and has no sequence any more
+        # Called with each closed instance when its last sequence has ended
         self.when_vacant: Callable[[Instance], None] | None = None
 
     # The strategy
 
     @abc.abstractmethod
     def _filled(self, slot: SequenceSlot) -> None:
-        """A slot has something in its queue that may run, if nothing of it is `running`."""
+        """The queue of a slot has requests that may run, unless one of them is `running`."""
 
     @abc.abstractmethod
     def _joins(self, instance: Instance) -> None:
@@ -85,7 +85,7 @@ class SequenceBatcher(Scheduler):
 
     @abc.abstractmethod
     def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[tuple[Request, SequenceId]]:
-        """An instance is gone; returns requests of these slots that wait elsewhere than in the slots' queues."""
+        """An instance is gone; returns requests of these slots that wait outside of the slots' queues."""
 
     @abc.abstractmethod
     def _idles(self, instance: Instance) -> None:
@@ -93,7 +93,7 @@ class SequenceBatcher(Scheduler):
 
     @abc.abstractmethod
     def _at_rest(self, slot: SequenceSlot) -> bool:
-        """Whether nothing of the sequence that has a slot executes or is about to."""
+        """Whether no request of the slot's sequence executes or is about to."""
 
     @abc.abstractmethod
     def _rests(self, instance: Instance) -> None:
@@ -101,19 +101,17 @@ class SequenceBatcher(Scheduler):
 
     @abc.abstractmethod
     def _run(self, now_ns: int, decision: Decision) -> None:
-        """Forms batches for instances that are idle; sets when to look again."""
+        """Forms batches for idle instances; sets when to look again."""
 
     def _cancel_elsewhere(self, request: Request) -> None:  # for strategies with such requests
-        """A request is cancelled that waits neither in the queue of a slot nor in the backlog, if at all."""
+        """Handles a cancelled request that waits neither in a slot's queue nor in the backlog, if it waits at all."""
 
     def _drain_elsewhere(self) -> list[Request]:
-        """Takes back all that waits elsewhere, and ends the sequences of it."""
+        """Takes back all requests that wait elsewhere, and ends their sequences."""
         return []
 
-    # Requests
-
     def enqueue(self, request: Request, now_ns: int) -> None:
-        """As the interface. Raises INVALID_ARG for what is no request of a sequence, UNAVAILABLE where one is lost."""
+        """As the interface. Raises INVALID_ARG for a request outside of sequences, UNAVAILABLE for a lost one."""
         self._now_ns = request.queue_start_ns = now_ns
         if request.batch_size > 1:
             raise self._refusals.rows()
@@ -137,7 +135,7 @@ class SequenceBatcher(Scheduler):
             self.cancel(request)
 
     def _own_sequence(self) -> SequenceId:
-        """The id of a sequence that begins with a request without one."""
+        """A new id, for a sequence that begins with a request without one."""
         if not self._iterative:
             raise self._refusals.no_id()
         while self.holds(next_id := next(self._auto_ids)):
@@ -145,14 +143,14 @@ class SequenceBatcher(Scheduler):
         return next_id
 
     def _told(self, request: Request, slot: SequenceSlot) -> RequestOptions | None:
-        """What the model is told in place of a request's own options: only its first execution has flags."""
+        """The options that replace a request's own for the model: only the first execution has flags."""
         if not self._iterative or (request.options.correlation_id and slot.again is not request):
             return None
         flags = 0 if slot.again is request else SEQUENCE_START
         return request.options._replace(correlation_id=slot.sequence, flags=flags)
 
     def _begin(self, sequence: SequenceId, flags: int, slot: SequenceSlot | None) -> SequenceSlot | None:
-        """The slot of a request that has START or of which the sequence has none; None for the backlog."""
+        """The slot of a request that has START or an unknown sequence; None for the backlog."""
         known = slot is not None or self._backlog.collects(sequence)
         if not flags & SEQUENCE_START:
             if not known:
@@ -211,15 +209,15 @@ class SequenceBatcher(Scheduler):
     # Sequences and slots
 
     def _end(self, slot: SequenceSlot) -> None:
-        """The sequence of a slot is over when what its queue has now has run."""
+        """Ends the sequence of a slot behind its present queue."""
         if self._iterative and (slot.queue or slot.running is not None):
-            return  # when the last of them is not rescheduled
+            return  # the sequence ends when the last of them is not rescheduled
         self._active.end(slot)
         if not slot.queue:
             self._departures.add(slot)
 
     def _release(self, slot: SequenceSlot) -> None:
-        """A slot is free: the backlog's next has it from now on. Only within a poll, which knows the time."""
+        """A slot is free: the backlog's next sequence gets it. Only within a poll, which knows the time."""
         if self._slots.is_closing(slot.instance):
             self._departures.add(slot)  # its last request may still be about to execute
             return
@@ -235,7 +233,7 @@ class SequenceBatcher(Scheduler):
             self._filled(slot)
 
     def _empty(self, slot: SequenceSlot) -> list[Request]:
-        """Takes everything out of a slot's queue; the sequence is over if there was anything."""
+        """Removes all requests of a slot's queue; the sequence is over if there were any."""
         queued = self._queues.clear(slot)
         if queued:
             self._end(slot)
@@ -243,11 +241,11 @@ class SequenceBatcher(Scheduler):
 
     @property
     def sequences(self) -> int:
-        """How many sequences further requests may come to."""
+        """How many sequences may get further requests."""
         return len(self._active) + self._backlog.sequences
 
     def holds(self, sequence: SequenceId) -> bool:
-        """Whether a request without START would be taken."""
+        """Whether a request without START would be accepted."""
         return sequence in self._active or self._backlog.collects(sequence)
 
     # Instances
@@ -265,7 +263,7 @@ class SequenceBatcher(Scheduler):
         self._departures.instance_idle(instance)
 
     def close_instance(self, instance: Instance) -> bool:
-        """No sequence begins on this instance any more; those that are there go on. Whether there are any."""
+        """Begins no new sequence on this instance; the present ones go on. Returns whether there are any."""
         return self._slots.close(instance)
 
     def instance_gone(self, instance: Instance) -> None:

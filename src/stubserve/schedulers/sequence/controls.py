@@ -1,4 +1,4 @@
-"""The control inputs that tell a model where in its sequence a request is, and which slots of a batch are empty."""
+"""The control inputs. They tell a model the place of a request in its sequence, and the empty slots of a batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stubserve.schedulers.sequence.slots import SequenceSlot
 
 _KINDS = ("CONTROL_SEQUENCE_START", "CONTROL_SEQUENCE_END", "CONTROL_SEQUENCE_READY")
 _CORRELATION_ID = "CONTROL_SEQUENCE_CORRID"
-# How the false and the true of a control are written, and the type of its tensor, by the field that gives them
+# The format of a control's false and true values, and the type of its tensor, by the field with the values
 _VALUES = {"int32_false_true": ("<i", "INT32"), "fp32_false_true": ("<f", "FP32"), "bool_false_true": ("<?", "BOOL")}
 _BOTH = SEQUENCE_START | SEQUENCE_END
 
@@ -30,7 +30,6 @@ class Controls:
     def __init__(self, config: Any) -> None:
         self._shape = [1, 1] if config.max_batch_size else [1]
         self._correlation_id: tuple[str, int] | None = None
-        # The false and the true tensor of each kind
         kinds: dict[str, tuple[Tensor, Tensor]] = {}
         for given in config.sequence_batching.control_input:
             for control in given.control:
@@ -48,9 +47,9 @@ class Controls:
             )
 
     def of(self, options: RequestOptions, slot: SequenceSlot) -> Sequence[Tensor]:
-        """What is added to the inputs of a request with these options.
+        """The tensors to add to the inputs of a request with these options.
 
-        The slot remembers what its next request is likely to have as well.
+        The slot remembers them, as its next request is likely to have the same.
         """
         correlation_id, flags = options.correlation_id, options.flags & _BOTH
         if self._correlation_id is None:
@@ -63,7 +62,7 @@ class Controls:
         return controls
 
     def of_empty_slot(self, like: Request) -> Sequence[Tensor]:
-        """All that the model sees of an empty slot: inputs of the shapes of `like`'s, of zeros, and READY false."""
+        """The model's inputs for an empty slot: zeros in the shapes of `like`'s inputs, and READY false."""
         tensors = [_zeros(tensor) for tensor in like.inputs]
         tensors += self._empty
         if self._correlation_id is not None:
@@ -84,13 +83,13 @@ class Controls:
         if isinstance(correlation_id, str):
             text = correlation_id.encode("utf-8", "surrogateescape")
             return Tensor(name, datatype, self._shape, struct.pack("<I", len(text)) + text)
-        # As upstream: of a number that is too large for the control its low bytes.
+        # As upstream: only the low bytes of a number that is too large for the control.
         itemsize = BY_NUMBER[datatype].itemsize
         whole = (correlation_id & (2**64 - 1)).to_bytes(8, "little")
         return Tensor(name, datatype, self._shape, whole[:itemsize])
 
 
 def _zeros(tensor: Tensor) -> Tensor:
-    # A string of no length is four zeros.
+    # An empty string is four zeros.
     nbytes = 4 * prod(tensor.shape) if tensor.datatype == BYTES else tensor.nbytes
     return Tensor(tensor.name, tensor.datatype, tensor.shape, None, nbytes=nbytes)

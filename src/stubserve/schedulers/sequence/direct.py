@@ -1,11 +1,11 @@
 """The direct strategy: a sequence has a place in every batch of its instance, as long as it runs.
 
-A batch has the next request of each slot, from slot 0 to the last one that has any. Slots in between that have nothing
-ready, or something of other shapes where the configuration wants shapes to be equal, are empty: the model sees zeros
-there, with READY false, and its answers for them go nowhere. An instance has one batch at a time.
+A batch has the next request of each slot, from slot 0 to the last slot with a request. A slot in between is empty if it
+has nothing ready, or a request of other shapes where the configuration demands equal shapes. For an empty slot the
+model sees zeros, with READY false, and its answers are dropped. An instance has one batch at a time.
 
 With a max_queue_delay_microseconds and a minimum_slot_utilization a batch waits until that share of all slots is ready,
-or its oldest request has waited for so long; with only one of them nothing waits.
+or until its oldest request has waited that long; with only one of the two nothing waits.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _BY_INDEX = attrgetter("index")
 
 
 class DirectBatcher(SequenceBatcher):
-    """Slots are places in the batch: max_batch_size of an instance, one where that is 0."""
+    """Slots are places in the batch: max_batch_size of an instance, one if that is 0."""
 
     def __init__(self, config: Any, hold: Hold | None = None) -> None:
         slots = max(1, config.max_batch_size)
         super().__init__(config, slots, hold)
         direct = config.sequence_batching.direct
         self._delay_ns: int = direct.max_queue_delay_microseconds * 1000
-        # The configuration's number is one of 32 bits: 0.3 of ten slots are three.
+        # The configured number has 32 bits: 0.3 of ten slots must give three.
         self._enough = ceil(round(direct.minimum_slot_utilization * slots, 4))
         if self._grouping is not None and self._grouping.trivial:
             self._grouping = None
         self._idle: set[Instance] = set()
-        # Of each instance the slots that may have something to run
+        # For each instance, the slots that may have a request to run
         self._ready: dict[Instance, dict[SequenceSlot, None]] = {}
-        # Idle instances of which a slot may have something
+        # Idle instances with a slot that may have a request
         self._due: dict[Instance, None] = {}
 
     def _filled(self, slot: SequenceSlot) -> None:
@@ -85,7 +85,7 @@ class DirectBatcher(SequenceBatcher):
                 decision.run.append((instance, self._batch(ready)))
 
     def _waits_until_ns(self, ready: list[SequenceSlot], now_ns: int) -> int | None:
-        """Until when slots that are ready wait for more; None if they run."""
+        """Until when the ready slots wait for more; None if they run."""
         if not self._delay_ns or not self._enough or len(ready) >= self._enough:
             return None
         until_ns = min([slot.queue[0].queue_start_ns for slot in ready]) + self._delay_ns

@@ -1,15 +1,15 @@
-"""The oldest strategy: the requests of an instance's sequences are batched as the dynamic batcher would.
+"""The oldest strategy: the requests of an instance's sequences are batched as in the dynamic batcher.
 
-Each sequence that has a slot (max_candidate_sequences of them on an instance) has its oldest request with the dynamic
-batcher of its instance, and the next one there when that has been executed. So a batch holds requests of as many
-sequences, each in the order in which they came, and no place in it means anything. Preferred sizes, the queue delay and
-which shapes may share a batch are the dynamic batcher's. The delay counts from when a request is a candidate.
+Each instance has max_candidate_sequences slots and a dynamic batcher. The oldest request of each slot's sequence is a
+candidate there, and the next one when that has been executed. So a batch holds requests of different sequences, each
+sequence in order, and the places in a batch have no meaning. The dynamic batcher decides on preferred sizes, the queue
+delay and which shapes may share a batch. The delay counts from when a request is a candidate.
 
-A slot is free when the request with END becomes a candidate; the next sequence that gets it waits until that has been
-executed.
+A slot is free when the request with END becomes a candidate; the next sequence in that slot waits until that request
+has been executed.
 
-`preserve_ordering` has nothing to do: an instance answers its batches in their order. Unlike upstream, an answer that
-a sender gives late does not hold back those of other sequences.
+`preserve_ordering` has no effect: an instance answers its batches in their order. Unlike upstream, a late answer of a
+sender does not hold back those of other sequences.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stubserve.schedulers.sequence.slots import SequenceId, SequenceSlot
 
 
 class OldestBatcher(SequenceBatcher):
-    """Slots are candidates: max_candidate_sequences of an instance, as many as max_batch_size where that is 0.
+    """Slots are candidates: max_candidate_sequences of an instance, or max_batch_size if that is 0.
 
     Everything is kept back until `hold_until` requests wait (`schedulers.hold`).
     """
@@ -39,9 +39,9 @@ class OldestBatcher(SequenceBatcher):
         self._delay_us: int = oldest.max_queue_delay_microseconds
         self._hold_each = hold_until
         self._batchers: dict[Instance, DynamicBatcher] = {}
-        # Instances whose batcher may have something to say
+        # Instances whose batcher may have a decision
         self._due: dict[Instance, None] = {}
-        # Slots of which a request may become a candidate
+        # Slots with a request that may become a candidate
         self._ready: dict[SequenceSlot, None] = {}
         # Candidates: their slot, the number of their sequence, and when they were queued
         self._candidates: dict[Request, tuple[SequenceSlot, int, int]] = {}
@@ -81,11 +81,11 @@ class OldestBatcher(SequenceBatcher):
         self._answer_cancelled(self._take_back(request))
 
     def _take_back(self, request: Request) -> list[Request]:
-        """A candidate is not executed: its sequence is over; returns what came behind it."""
+        """Ends the sequence of a candidate that is not executed; returns the requests behind it."""
         slot, number, _ = self._candidates.pop(request)
         slot.running = None
         if slot.number != number:
-            # It was the last of its sequence, and the slot may be the next one's already, which may be over itself.
+            # The request was the last of its sequence. The slot may be the next one's, which may be over, too.
             if slot.queue:
                 self._filled(slot)
             elif slot.number:

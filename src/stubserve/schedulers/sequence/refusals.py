@@ -1,4 +1,4 @@
-"""Upstream's words for requests that belong to no sequence, or to one that has ended."""
+"""Upstream's texts for requests that belong to no sequence, or to an ended one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Refusals:
         )
 
     def not_begun(self, sequence: SequenceId, lost_with: str | None) -> ServeError:
-        """To a request without START; of a sequence that went with an instance, if there was one."""
+        """For a request without START, or for a sequence that was lost with an instance."""
         if lost_with is not None:
             return self.lost(sequence, lost_with)
         return invalid(

@@ -1,4 +1,4 @@
-"""The slots of all instances: places where sequences run; which are free, and what waits."""
+"""The slots of all instances, in which sequences run: the free ones, and the requests that wait in them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ SequenceId = int | str
 class SequenceSlot:
     """One slot of an instance, which joined as number `joined`.
 
-    `queue` are the requests of the sequence that has it, in order. `over` says that none will come to them, so that the
-    slot is free behind the last. `number` is that of the sequence, which no other sequence has ever had: clients use
-    their ids again; 0 when the slot is free. `running` is the request that keeps the next one from running, where the
-    strategy knows such a thing. `again` is the one that has executed before, until it is not executed once more. `gone`
-    says that the slot's instance is.
+    `queue` are the requests of the slot's sequence, in order. `over`: the sequence gets no further request, so the slot
+    is free behind the last one. `number` is the sequence's own, since clients use their ids again; 0 when the slot is
+    free. `running` is the request that keeps the next one from running, in a strategy that has this. `again` is a
+    request that has executed before and is to execute once more. `gone`: the slot's instance is gone.
 
-    `last_ns` is when the last request came, `watched` whether somebody will look whether that is too long ago.
-    `controls` are the control inputs of a request in the middle of a sequence, with its id, once they have been made.
+    `last_ns` is when the last request came, `watched` whether a check for idleness is planned. `controls` are the
+    control inputs of a request in the middle of a sequence, with its id, once they have been made.
     """
 
     __slots__ = (
@@ -49,7 +48,7 @@ class SequenceSlot:
         self.index = index
         self.gone = False
         self.watched = False
-        # Of the sequence that was last given it, over or not
+        # The last sequence in this slot, over or not
         self.sequence: SequenceId = 0
         self.number = 0
         self.queue: deque[Request] = deque()
@@ -64,13 +63,13 @@ class SequenceSlot:
 
 
 class SlotQueues:
-    """The queues of all slots. They are read as `slot.queue`, and changed here alone."""
+    """The queues of all slots. Others read them as `slot.queue`; only this class changes them."""
 
     def __init__(self) -> None:
         self._slot_of: dict[Request, SequenceSlot] = {}
 
     def add(self, slot: SequenceSlot, request: Request) -> None:
-        """A request comes behind the others."""
+        """Puts a request behind the others."""
         slot.queue.append(request)
         self._slot_of[request] = slot
 
@@ -79,22 +78,22 @@ class SlotQueues:
         self._slot_of.update(dict.fromkeys(requests, slot))
 
     def put_back(self, slot: SequenceSlot, request: Request) -> None:
-        """A request is to be executed again, before all that came behind it."""
+        """Puts a request that is to execute again before all others."""
         slot.queue.appendleft(request)
         self._slot_of[request] = slot
 
     def take(self, slot: SequenceSlot) -> Request:
-        """The oldest request of a slot, which does not wait any more."""
+        """Removes the oldest request of a slot."""
         request = slot.queue.popleft()
         del self._slot_of[request]
         return request
 
     def slot_of(self, request: Request) -> SequenceSlot | None:
-        """Where a request waits; None if it waits in no slot."""
+        """The slot in which a request waits; None if it waits in no slot."""
         return self._slot_of.get(request)
 
     def cut(self, slot: SequenceSlot, request: Request) -> list[Request]:
-        """Takes a request and all behind it out of a slot."""
+        """Removes a request and all requests behind it from a slot."""
         behind = [slot.queue.pop()]
         while behind[-1] is not request:
             behind.append(slot.queue.pop())
@@ -103,7 +102,7 @@ class SlotQueues:
         return behind[::-1]
 
     def clear(self, slot: SequenceSlot) -> list[Request]:
-        """Takes everything out of a slot."""
+        """Removes all requests from a slot."""
         queued = list(slot.queue)
         for request in queued:
             del self._slot_of[request]
@@ -115,33 +114,31 @@ class SlotQueues:
 
 
 class _Row:
-    """The slots of one instance, of which those with the highest indexes are made when they are first needed."""
+    """The slots of one instance. Slots with high indexes are made when they are first needed."""
 
     def __init__(self, instance: Instance, joined: int) -> None:
         self.instance = instance
         self.joined = joined
         self.slots: list[SequenceSlot] = []
-        # No further sequence is to begin here
         self.closed = False
-        # How many slots are not free
         self.taken = 0
 
 
 class Slots:
-    """`each` slots of every instance. Taking one and giving it back costs the logarithm of how many are free."""
+    """`each` slots of every instance. Taking or giving back a slot costs the logarithm of the number of free slots."""
 
     def __init__(self, each: int) -> None:
         self._each = each
         self._rows: dict[Instance, _Row] = {}
         self._joined = 0
-        # A heap of (index, when its instance joined, its row, the slot). There is no slot yet in the last entry of a
-        # row; entries of rows that are closed may be there.
+        # A heap of (index, number of the instance, its row, the slot). The last entry of a row has no slot yet; entries
+        # of closed rows may remain.
         self._free: list[tuple[int, int, _Row, SequenceSlot | None]] = []
-        # Instances that are closed, until it is told that they are vacant
+        # Closed instances that `take_vacant` has not returned yet
         self._closing: set[Instance] = set()
 
     def join(self, instance: Instance) -> bool:
-        """Adds the slots of an instance; False if they are there."""
+        """Adds the slots of an instance; False if it has slots already."""
         if instance in self._rows:
             return False
         self._joined += 1
@@ -162,7 +159,7 @@ class Slots:
         return row.slots
 
     def close(self, instance: Instance) -> bool:
-        """No slot of this instance is to be taken any more. Whether any is; then `take_vacant` tells when none is."""
+        """Gives out no more slots of this instance. Returns whether any is taken; then see `take_vacant`."""
         row = self._rows.get(instance)
         if row is None:
             return False
@@ -172,11 +169,11 @@ class Slots:
         return row.taken > 0
 
     def is_closing(self, instance: Instance) -> bool:
-        """Whether an instance is closed, and `take_vacant` has still to tell of it."""
+        """Whether an instance is closed, and `take_vacant` has not returned it yet."""
         return instance in self._closing
 
     def take_vacant(self) -> list[Instance]:
-        """The instances that are closed and have no slot any more that is taken, or are gone: each once."""
+        """The closed instances without a taken slot, and those that are gone: each once."""
         if not self._closing:
             return []
         vacant = [instance for instance in self._closing if self._is_vacant(instance)]
@@ -184,7 +181,7 @@ class Slots:
         return vacant
 
     def take(self) -> SequenceSlot | None:
-        """The free slot with the lowest index; of equal ones, that of the instance that joined first."""
+        """The free slot with the lowest index; among equals, that of the instance that joined first."""
         free = self._free
         while free:
             index, joined, row, slot = heapq.heappop(free)
@@ -212,7 +209,7 @@ class Slots:
         return instance in self._rows
 
     def used(self) -> list[SequenceSlot]:
-        """All that were ever used."""
+        """All slots that were ever used."""
         return [slot for row in self._rows.values() for slot in row.slots]
 
     def _is_vacant(self, instance: Instance) -> bool:
@@ -221,22 +218,21 @@ class Slots:
 
 
 class Departures:
-    """The slots of sequences that are over without an END: free when nothing of them executes any more.
+    """The slots of sequences that are over without an END: free when no request of them executes any more.
 
-    Each is looked at once, and again whenever its instance has executed something.
+    Each is checked once, and again whenever its instance has executed something.
 
-    A slot may be added again before its instance is idle. So the number of the sequence is kept with it: a slot that
-    has been free in the meantime, and may be another sequence's by now, is left alone.
+    A slot may be added again before its instance is idle. So the sequence's number is kept with it: a slot that has
+    been free in the meantime, and may belong to another sequence, is left alone.
     """
 
     def __init__(self) -> None:
-        # With the numbers of their sequences
         self._leaving: dict[SequenceSlot, int] = {}
-        # By instance those of which something still executed
+        # By instance, the slots with a request that was still executing
         self._later: dict[Instance, dict[SequenceSlot, int]] = {}
 
     def add(self, slot: SequenceSlot) -> None:
-        """A slot has nothing left to hand out, and nothing will come."""
+        """A slot has no request left to hand out, and will get none."""
         self._leaving[slot] = slot.number
 
     def instance_idle(self, instance: Instance) -> None:
@@ -248,7 +244,7 @@ class Departures:
         self._later.pop(instance, None)
 
     def take(self, at_rest: Callable[[SequenceSlot], bool]) -> list[SequenceSlot]:
-        """Removes the slots that are free: those at rest."""
+        """Removes and returns the slots that are at rest."""
         if not self._leaving:
             return []
         free = []
