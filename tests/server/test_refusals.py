@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.privileges import needs_setpriv, unprivileged
-from tests.real_server import Serving, refused, write_model
+from tests.real_server import PATIENCE_S, Serving, refused, write_model
 
 
 def write_model_in(environment: Path, repository: Path) -> None:
@@ -119,3 +119,13 @@ def test_mistakes_in_tensors_come_before_missing_versions_where_nothing_is_compl
             assert (answer.status, answer.error) == (500, wrong)
         answer = server.request("POST", "/v2/repository/models/fine/load", b"{}")
         assert answer.error.startswith("load failed for model 'fine': at least one version must be available under")
+
+
+def test_a_log_in_a_file_does_not_hide_why_there_is_no_start(repository: Path, tmp_path: Path) -> None:
+    write_model(repository, "broken", "import nothing_of_that_name\n")
+    server = Serving(repository, f"--log-file={tmp_path / 'log'}")
+    server.start()
+    assert server.process.wait(PATIENCE_S) == 1
+    server.stop()
+    assert "error: creating server: Internal - failed to load all models" in server.output
+    assert "No module named 'nothing_of_that_name'" in (tmp_path / "log").read_text()

@@ -200,7 +200,10 @@ class Server:
             raise ServerError(f"{self.name} ended with {self._process.returncode}:\n{self.log_tail()}")
 
     def log_tail(self) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-20:])
+        """The last lines of what it printed, and of the log that it was told to write."""
+        told = [word.partition("=")[2] for word in self._program.arguments if word.startswith("--log-file=")]
+        files = [file for file in (self._log, *map(Path, told)) if file.exists()]
+        return "\n".join("\n".join(file.read_text(errors="replace").splitlines()[-20:]) for file in files)
 
     @contextmanager
     def awake(self) -> Iterator[None]:

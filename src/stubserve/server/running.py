@@ -10,6 +10,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 import termios
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,8 +54,7 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
         reaping = asyncio.create_task(_reap_orphans()) if os.getpid() == 1 else None
         ports.serve()
     except CannotServe as error:
-        log.error("%s", error)
-        return 1
+        return _refuse(settings, str(error))
     loop = asyncio.get_running_loop()
     _on_hangup(lambda: loop.call_soon_threadsafe(server.log_settings.reopen))
     exit_code = await _start(server, ports, manager, signals)
@@ -103,19 +103,25 @@ async def _start(server: Server, ports: Ports, manager: ServiceManager, signals:
         for text in await asyncio.to_thread(advice_for, settings.repository.paths):
             log.warning(text)
     if failure and settings.exit_on_error:
-        log.error("error: creating server: %s", failure)
-        return 1
+        return _refuse(settings, f"error: creating server: {failure}")
     if server.failed:
         log.error("%s", failure)
     try:
         await ports.ready()
     except CannotServe as error:
-        log.error("%s", error)
-        return 1
+        return _refuse(settings, str(error))
     if not server.failed:
         show(server.registry, ports.addresses(), bool(settings.logging.file))
     manager.ready()
     return 0
+
+
+def _refuse(settings: Settings, text: str) -> int:
+    """Says why the server does not start; also on stderr if the log goes to a file. Returns the exit code."""
+    log.error("%s", text)
+    if settings.logging.file:
+        print(text, file=sys.stderr)
+    return 1
 
 
 def _failure(loading: asyncio.Task[bool]) -> str:
