@@ -44,6 +44,7 @@ def test_empty_text_is_an_empty_config() -> None:
         ("max_batch_size: 1\nmax_batch_size: 2", "line 2, column 17: ", 'multiple "max_batch_size"'),
         ("name: 'm", "line 1, column ", ""),
         ("max_batch_size: 99999999999", "line 1, column 17: ", "out of range"),
+        ("input [{\n  data_type: 3333333333333333333333333 }]", "line 2, column 14: ", "Value out of range"),
         ("name: '\\377'", "line 1, column ", "'utf-8' codec"),
         ("dynamic_batching {} sequence_batching {}", "line 1, column 21: ", "oneof"),
     ],

@@ -54,6 +54,10 @@ def parse_text(text: str, where: str) -> ModelConfig:
                 others = dict.fromkeys(f"{one.place} (line {one.line})" for one in templates[1:])
                 reason += f". Not filled in either: {', '.join(others)}"
         raise internal(f"failed to read text proto from {where}: line {line}, column {column}: {reason}") from None
+    except ValueError as error:  # of a number that no enum can have; it does not say where
+        before, _, _ = text.partition(str(error).rpartition(" ")[2])
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        raise internal(f"failed to read text proto from {where}: line {line}, column {column}: {error}") from None
     return config
 
 
