@@ -198,3 +198,34 @@ def test_without_descriptors_it_tries_again(monkeypatch: pytest.MonkeyPatch, cap
     good = listen("127.0.0.1", 0)
     run(act, Listener(good.family, good.type, good.proto, good.detach()))
     assert caplog.text.count("no connection can be accepted: Too many open files") == 1
+
+
+def test_long_passes_of_the_loop_accept_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the time of this clock, accepting one connection takes 10 µs, and each pass of the loop 50 ms besides."""
+    seconds = 0.0
+
+    def clock() -> float:
+        nonlocal seconds
+        seconds += 1e-5
+        return seconds
+
+    monkeypatch.setattr(listening, "perf_counter", clock)
+
+    async def act(house: House) -> None:
+        loop = asyncio.get_running_loop()
+        passes = 0
+
+        def one_pass() -> None:
+            nonlocal passes, seconds
+            passes += 1
+            seconds += 0.05
+            loop.call_soon(one_pass)
+
+        for _ in range(1000):
+            house.connect()
+        loop.call_soon(one_pass)
+        await house.has_outside(1000)
+        # 600 in each, where it were 100.
+        assert passes <= 4
+
+    run(act)

@@ -11,7 +11,9 @@ pass come in earlier: those with the head of a request, or with bytes that can n
 once: on a busy core turns are few, and clients that had gone kept a thousand descriptors.
 
 The system hands connections out in their order, so a probe behind thousands waits until all of these are accepted. A
-pass may spend a millisecond on accepting, with few system calls: only the first few are looked at right away.
+pass may spend a millisecond on accepting, with few system calls: only the first few are looked at right away. Where
+passes are long, there are few of them, and a probe waited for more than a second. So a pass may also spend an eighth of
+the time since the last one, up to ten milliseconds.
 """
 
 from __future__ import annotations
@@ -33,8 +35,11 @@ log = logging.getLogger("stubserve.server")
 
 # How many connections may wait to be accepted. The server of a listener sets it again.
 BACKLOG = 2048
-# Seconds of accepting in one pass of the loop, and how many that have sent a request come in per pass
+# Seconds of accepting in one pass of the loop, at least and at most, and the part of the time since the last pass
 _ACCEPT_S = 0.001
+_MOST_ACCEPT_S = 0.01
+_ACCEPT_PART = 1 / 8
+# How many that have sent a request come in per pass
 _AT_ONCE = 4
 # The part of a request's head that is looked at
 _HEAD_BYTES = 2048
@@ -105,6 +110,7 @@ class Acceptor:
         self._retry: asyncio.TimerHandle | None = None
         # Whether the system refused the last accept
         self._refused = False
+        self._accepted_at = perf_counter()
         listener.setblocking(False)
         self._loop.add_reader(self._spoken.fileno(), self._listen_to_them)
         self._loop.add_reader(listener.fileno(), self._accept)
@@ -132,7 +138,9 @@ class Acceptor:
             await asyncio.wait(self._coming)
 
     def _accept(self) -> None:
-        end = perf_counter() + _ACCEPT_S
+        now = perf_counter()
+        end = now + min(max(_ACCEPT_S, (now - self._accepted_at) * _ACCEPT_PART), _MOST_ACCEPT_S)
+        self._accepted_at = now
         looks = _AT_ONCE
         while True:
             try:
