@@ -435,6 +435,13 @@ DECISIONS = (
         ("shared_memory/cuda_register",),
     ),
     Accepted(
+        "A datatype that is spelled as in `config.pbtxt` is refused as in Triton, and the error also names the right "
+        "one.",
+        ("admission/config_type_name", "admission/string_type_name"),
+        400,
+        "invalid datatype for input IN. In requests ",
+    ),
+    Accepted(
         "Where there is no GPU, the flag that serves the model on the CPU is named, too.",
         ("broken/config_gpu", "broken/config_gpu_suffix", "reload/config_gpu", "reload/config_gpu_suffix"),
         200,
