@@ -33,7 +33,8 @@ class TritonPythonModel:
         if mood == 1:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("not today"))
         if mood == 2:
-            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)], parameters={"mood": "fine"})
+            told = {"mood": "fine", "sure": True, "late": False, "left": 3}
+            return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)], parameters=told)
         if mood == 3:
             array = array[:, :1].copy()
         if mood == 4:
@@ -190,6 +191,13 @@ def test_every_kind_of_answer_is_the_one_that_a_new_connection_gets(server: Serv
         assert ask(client, vector(mood, 0, 0)) == expected
         assert ask(client, vector(mood, 0, 0)) == expected
         assert ask(client, vector(10, 0, 0)) == usual[0]
+
+
+def test_parameters_of_an_answer_keep_their_types(server: Serving) -> None:
+    """Also from compiled modules. Python takes False for 0, so the bytes are compared."""
+    answer = server.infer_array("moody", np.full((1, 1), 2, np.float32))
+    told = b'"parameters":{"mood":"fine","sure":true,"late":false,"left":3}'
+    assert told in answer.body, answer.body
 
 
 def test_other_requests_in_between(server: Serving) -> None:

@@ -118,6 +118,9 @@ def scalar(value: Any) -> bytes:
         return double(value)
     if isinstance(value, str):
         return string(value)
-    if isinstance(value, bool | int):
+    # First and apart: compiled, a value that may be either becomes a number.
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    if isinstance(value, int):
         return orjson.dumps(value)
     raise unsupported(BYTES_PARAMETER)
