@@ -320,6 +320,13 @@ def test_the_log_has_a_mistake_once_until_files_change(repository: Path) -> None
                 await look(world)
             assert len(lines) == 4
         assert "max_batch_size" in world.registry.models["a"].on_disk
+        # Of a model that never served, from its first try on
+        world.disk.write("b")
+        (repository / "b" / "config.pbtxt").write_text("max_batch_size: [")
+        with log_lines() as lines:
+            for _ in range(3):
+                await look(world)
+        assert [line.partition(":")[0] for line in lines] == ["Poll failed for model directory 'b'"]
 
     run(repository, scenario, control_mode=POLL, poll_secs=0)
 

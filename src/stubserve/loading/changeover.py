@@ -124,8 +124,7 @@ class Changeover:
             raise
         except Exception as raised:
             error = as_load_error(raised)
-            if self._registry.is_news(name, error.log_message):
-                log.error("Poll failed for model directory '%s': %s", name, error.log_message)
+            self._registry.log_failure(name, f"Poll failed for model directory '{name}': {error.log_message}")
             if not candidate.made:
                 self._registry.entry(name).reason = error.message
             await asyncio.to_thread(candidate.remove)
@@ -218,8 +217,7 @@ class Changeover:
                     error = as_load_error(raised)
                     if candidate.has_config and candidate.override is None:
                         error.log_message = await located(error, lambda: candidate.folder.path / CONFIG_FILE)
-                    if self._registry.is_news(name, f"{version}: {error.log_text}"):
-                        log.error("failed to load '%s' version %d: %s", name, version, error.log_text)
+                    self._registry.log_failure(name, f"failed to load '{name}' version {version}: {error.log_text}")
                     if not left:
                         raise error from None
                     log.info("'%s' version %d is tried again, %d more times at most", name, version, left)

@@ -63,6 +63,7 @@ class ModelControl:
         self._settings = settings
         self._sleep = sleep
         self._registry = registry
+        registry.polled = settings.control_mode == POLL
         self._services = services
         self._explicit = settings.control_mode == EXPLICIT
         self._slots = asyncio.Semaphore(max(settings.load_threads, 1))
@@ -144,7 +145,6 @@ class ModelControl:
 
     async def _load_key(self, key: str, config: str | None, files: Mapping[str, bytes], asked_in: Turn | None) -> None:
         self._asked_for.add(key)
-        self._registry.tell_anew(key)
         leaving = await self._changes.run(lambda outer: self._load_and_settle(key, config, files, outer), asked_in)
         if leaving and asked_in is None:
             await asyncio.wait(leaving)
@@ -235,8 +235,7 @@ class ModelControl:
             if self._settings.control_mode == POLL and self._registry.ready_versions(name):
                 self._registry.entry(name).on_disk = error.message
                 kept = f"model '{name}' could not be loaded again: the old code goes on serving"
-                if self._registry.is_news(name, kept):
-                    log.warning("%s", kept)
+                self._registry.log_failure(name, kept, logging.WARNING)
             return False
         finally:
             self._registry.pending.discard(name)
@@ -273,8 +272,7 @@ class ModelControl:
             except Exception as raised:
                 error = as_load_error(raised)
                 told = await self._finder.told(error, name) if config is None else str(error)
-                if self._registry.is_news(name, told):
-                    log.error("Poll failed for model directory '%s': %s", name, told)
+                self._registry.log_failure(name, f"Poll failed for model directory '{name}': {told}")
                 if error.code is not Code.NOT_FOUND and not files:
                     self._registry.entry(name).reason = error.message
                 raise internal(f"failed to load '{name}', failed to poll from model repository: {error}") from None

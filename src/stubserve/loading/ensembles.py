@@ -150,8 +150,7 @@ class Ensembles:
             if not isinstance(raised, ServeError):
                 raise
             name = candidate.folder.key
-            if self._registry.is_news(name, str(raised)):
-                log.error("failed to load '%s': %s", name, raised)
+            self._registry.log_failure(name, f"failed to load '{name}': {raised}")
             if not candidate.made:
                 self._registry.entry(name).reason = raised.message
             raise invalid(f"load failed for model '{name}': {raised}\n") from None

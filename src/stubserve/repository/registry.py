@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from stubserve.errors import invalid, not_found, overloaded, unavailable
 from stubserve.inference.served_model import ServedModel
 from stubserve.repository.folder import BETWEEN, DUPLICATE_REASON, name_of
+
+log = logging.getLogger("stubserve.repository")
 
 # The most texts about one model that are known to be in the log
 _MOST_TOLD = 16
@@ -63,29 +66,27 @@ class Registry:
         self.models: dict[str, ModelEntry] = {}
         self.pending: set[str] = set()
         self.expected = 0
+        # Whether failed loads are tried again and again, without a request
+        self.polled = False
         # (name, version text) -> the result of `find`; dropped whenever a state changes
         self._found: dict[tuple[str, str], ServedModel] = {}
 
     def entry(self, name: str) -> ModelEntry:
         return self.models.setdefault(name, ModelEntry(name_of(name, self._namespacing)))
 
-    def is_news(self, name: str, text: str) -> bool:
-        """Whether this text about a failed load is new to the log; records it.
-
-        The files of a polled repository are tried again and again, and one mistake is logged once.
-        """
-        entry = self.models.get(name)
-        if entry is None:
-            return True
-        if text in entry.told:
-            return False
-        if len(entry.told) == _MOST_TOLD:
-            entry.told.clear()
-        entry.told.add(text)
-        return True
+    def log_failure(self, name: str, text: str, level: int = logging.ERROR) -> None:
+        """Logs why a load failed. With `polled`, the same text only once until `tell_anew`."""
+        if self.polled:
+            told = self.entry(name).told
+            if text in told:
+                return
+            if len(told) == _MOST_TOLD:
+                told.clear()
+            told.add(text)
+        log.log(level, "%s", text, stacklevel=2)
 
     def tell_anew(self, name: str) -> None:
-        """The next failed load is logged in any case: files have changed, or a client has requested the load."""
+        """The files of a model have changed: its next failure is logged, even with a known text."""
         if name in self.models:
             self.models[name].told.clear()
 
