@@ -40,7 +40,7 @@ _UNICODE = {r"\pL": r"[^\W\d_]", r"\pN": r"\d"}
 
 
 class HeaderForwarding:
-    """Forwards the headers whose names contain a match of the pattern (RE2's syntax)."""
+    """Forwards the headers with a match of the pattern (RE2's syntax) in their names."""
 
     def __init__(self, pattern: str) -> None:
         self._search = compile_re2(pattern).search

@@ -175,7 +175,7 @@ def fixed_log_file() -> ServeError:
 
 
 def traced_model(server: ServerFacts, name: str) -> str:
-    """The model whose trace settings are asked for; empty for the server's. Raises ServeError for an unknown model."""
+    """The model of the requested trace settings; empty for the server's. Raises ServeError for an unknown model."""
     if name:
         try:
             server.find_model(name, "")

@@ -63,7 +63,7 @@ def regions_of(in_regions: bool, slots: dict[str, Slot] | None) -> dict[str, Reg
 
 
 class Placer(Protocol):
-    """Makes the tensors of a request whose body is `size` bytes. Raises ServeError if memory is short."""
+    """Makes the tensors of a request with a body of `size` bytes. Raises ServeError if memory is short."""
 
     size: int
 

@@ -135,7 +135,7 @@ def create_app(
 ) -> Starlette:
     """The app for a server. With `lifespan` (an ASGI host runs it) the app starts and stops the server itself.
 
-    `cors_origins` are the origins whose pages may ask. `try_page` adds the page on which people try models, and the
+    Pages of `cors_origins` may ask. `try_page` adds the page on which people try models, and the
     models' description for tools (OpenAPI). The page itself needs no token: it says nothing about the server.
     """
     routes = [Route(path, _Methods(server, kind, handlers)) for path, kind, handlers in _table(server, try_page)]

@@ -48,7 +48,7 @@ _EMPTY = b"[]"
 def read(
     body: bytes | memoryview, text: bytes, signature: Signature, placer: BodyPlacer, max_input_size: int
 ) -> tuple[Request, ReplyFormat] | None:
-    """The request of a body whose JSON is `text`; None where `decode_json` must read it."""
+    """The request of a body with the JSON `text`; None where `decode_json` must read it."""
     document = _document(text, len(signature.inputs))
     if document is None:
         return None
@@ -233,7 +233,7 @@ def _cut(text: bytes, most: int) -> list[bytes] | None:
 
 
 def _read_around(pieces: list[bytes]) -> InferDocument | None:
-    """The request in a text whose lists of elements were cut out; its elements stay text."""
+    """The request in a text after its lists of elements were cut out; its elements stay text."""
     rest = _EMPTY.join(pieces[::2])
     try:
         document = infer_structs.decode(rest)

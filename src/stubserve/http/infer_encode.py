@@ -33,7 +33,7 @@ from stubserve.inference.tensor import Tensor, write_output
 from stubserve.memory.blocks import Block
 
 _LENGTH = Struct("<I")
-# Marks a place in JSON whose text is made apart. JSON never has a NUL: strings escape it.
+# Marks a place in JSON for text that is made apart. JSON never has a NUL: strings escape it.
 _ELSEWHERE = b"\0"
 # Up to this count `struct` makes Python numbers in less time than numpy takes to begin.
 _FEW = 64
@@ -62,7 +62,7 @@ def encode(
     reply_format: ReplyFormat,
     long: list[list[bytes | memoryview]] | None = None,
 ) -> Reply:
-    """The reply to a request whose model did not fail. Raises ServeError for an output that has no form in JSON.
+    """The reply to a request, from a model that did not fail. Raises ServeError for an output that has no form in JSON.
 
     Outputs that were not asked for are left out. `long` has the texts that `encode_steps` made before, in pieces: the
     id, and then the elements of each JSON output.

@@ -38,7 +38,7 @@ _BATCH_NOTE = (
 def admit(request: Request, signature: Signature, walks: Mapping[str, StringWalk] | None = None) -> None:
     """Checks a request, and makes it ready to be queued.
 
-    Raises ServeError. `walks`: inputs whose strings are walked already.
+    Raises ServeError. `walks`: inputs with strings that are walked already.
     """
     if request.admitted or (walks is None and _is_plain(request, signature)):
         return

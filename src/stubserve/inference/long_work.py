@@ -7,7 +7,7 @@ every few tenths of a millisecond. It yields a function that can run in a thread
 raised in it. Its return value is the result of the work.
 
 Work is written once, in this form. `finish` does small work at once. `Offload` does work beside the event loop's other
-work. `OrderedJobs` does the same for pieces of work whose results have an order.
+work. `OrderedJobs` does the same for pieces of work with ordered results.
 
 The loop does SLICE_S of the steps at a time, for one piece of work per pass of the loop, and looks at its sockets in
 between. So a small request waits for one slice per pass, however many large answers are being made. Functions that
@@ -168,7 +168,7 @@ def _begin(turn: asyncio.Future[None]) -> None:
 
 
 class OrderedJobs:
-    """Work whose results are delivered in the order of `add`; `dropped`: the results are no longer wanted."""
+    """Work with results that are delivered in the order of `add`; `dropped`: the results are no longer wanted."""
 
     __slots__ = ("_offload", "_task", "_waiting", "dropped")
 

@@ -89,7 +89,7 @@ class Signature:
             for tensor in config.output
         }
         self.required_inputs = sum(not tensor.optional for tensor in self.inputs.values())
-        # Whether an input holds strings, whose bytes must be checked
+        # Whether an input holds strings: their bytes must be checked
         self.has_strings = any(tensor.is_bytes for tensor in self.inputs.values())
         self.reshaped_outputs = any(tensor.reshape is not None for tensor in self.outputs.values())
         self.labels: dict[str, list[str]] = {}

@@ -33,7 +33,7 @@ class Batch:
 
     `work` is its origin. `extras` are the inputs that a scheduler has added to each slot and that the stub still has,
     or None; the batch holds their memory. `spilled` is the block of a message that was too large for the ring.
-    `answered` are the slots whose requests have had their final response before the batch's result, or None.
+    `answered` are the slots of requests that have had their final response before the batch's result, or None.
     """
 
     __slots__ = ("answered", "extras", "spilled", "work")
@@ -160,7 +160,7 @@ def read_tensor(
 ) -> Tensor:
     """A tensor that a stub has named: an output or, with `kept`, an input of a request that its model makes.
 
-    The stub may name bytes; its own segment, whose accounts are `memory`; and tensors that it got: those `given`, and
+    The stub may name bytes; its own segment, with the accounts `memory`; and tensors that it got: those `given`, and
     those that it holds. An output may also name the inputs and the client's regions of the request that it has
     `answered`. The stub keeps an input that it names (`kept`), while an output is sent on. Raises ServeError that
     begins with the fault, ValueError for data that is no place.

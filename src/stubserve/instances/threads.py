@@ -34,7 +34,7 @@ def visible_cores() -> int:
 
 
 def allowed_cores(cpu_max: Path = _CPU_MAX) -> int:
-    """The cores whose time this process gets: the visible ones, or the container's share if that is less."""
+    """The cores that this process gets time of: the visible ones, or the container's share if that is less."""
     cores = visible_cores()
     try:
         quota, period = cpu_max.read_text().split()

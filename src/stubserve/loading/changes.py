@@ -21,7 +21,7 @@ from stubserve.errors import ServeError, internal, unavailable
 
 
 class Turn:
-    """One load or unload of `model`. `outer` is the load whose stub has requested it, None for all other requests."""
+    """One load or unload of `model`. `outer` is the load of the stub that requested it, None for others."""
 
     def __init__(self, model: str, outer: Turn | None) -> None:
         self.model = model
@@ -99,7 +99,7 @@ class Changes:
     async def run(self, change: Callable[[Turn | None], Coroutine[Any, Any, _T]], asked_in: Turn | None) -> _T:
         """Runs a load or unload to its end, even if the client goes away. Raises ServeError.
 
-        `asked_in` is the load whose stub has requested it, if any; `change` gets it, unless it is over.
+        `asked_in` is the load of the stub that has requested it, if any; `change` gets it, unless it is over.
         """
         if self._over:
             raise unavailable("Server exiting")

@@ -134,8 +134,8 @@ class ModelControl:
     ) -> None:
         """Loads a model, again if it serves; `config` (JSON) or `files` replace those of the repository.
 
-        `asked_in` is the load whose stub has requested it, if any; all other callers wait until instances that the load
-        removes are gone. Raises ServeError with upstream's texts; then the old versions still serve.
+        `asked_in` is the load of the stub that has requested it, if any; all other callers wait until instances that
+        the load removes are gone. Raises ServeError with upstream's texts; then the old versions still serve.
         """
         self._check_control()
         keys = [name]

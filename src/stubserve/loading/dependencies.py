@@ -18,7 +18,7 @@ from stubserve.errors import ServeError, invalid
 
 
 def version_not_loaded(ensemble: str, step: Any) -> ServeError:
-    """The refusal of a step whose model lacks the version; upstream takes a missing version for 0."""
+    """The refusal of a step with a model that lacks the version; upstream takes a missing version for 0."""
     where = f"ensemble '{ensemble}' depends on '{step.model_name}'"
     hint = "" if step.model_version else " (model_version: -1 means the latest)"
     return invalid(f"{where} whose required version {step.model_version} is not loaded.{hint}")

@@ -157,7 +157,7 @@ def make_candidate(
 
 
 def copy_candidate(served: Candidate, settings: RepositorySettings) -> Candidate:
-    """A copy of a candidate whose folder was made for it. Raises ServeError, or OSError; then nothing is left."""
+    """A copy of a candidate that has a folder made for it. Raises ServeError, or OSError; then nothing is left."""
     with _new_home() as home:
         shutil.copytree(served.folder.path, home, dirs_exist_ok=True)
         return read_candidate(ModelFolder(served.folder.name, home, home.parent), settings, served.override)

@@ -86,7 +86,7 @@ def read_list(folder: Path) -> FileList | None:
 
 
 def absent_files(folder: Path) -> str:
-    """The message about a model whose listed files have not been fetched; empty if none is missing."""
+    """The message about a model with listed files that have not been fetched; empty if none is missing."""
     try:
         listed = read_list(folder)
     except FetchFailed:

@@ -197,7 +197,7 @@ class Registry:
         return sorted(one.version for one in entry.versions.values() if one.model) if entry else []
 
     def index(self, only_ready: bool) -> list[dict[str, Any]]:
-        """The repository index: one row per version, sorted by name. A version whose stubs are down has the reason."""
+        """The repository index: one row per version, sorted by name. A version without live stubs has the reason."""
         rows: list[dict[str, Any]] = []
         for entry in sorted(self.models.values(), key=lambda entry: entry.name):
             name = entry.name

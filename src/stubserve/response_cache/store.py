@@ -79,7 +79,7 @@ class ResponseCache:
         return self._placed(entry)
 
     def keep(self, key: bytes, given: CacheEntry) -> bool:
-        """Keeps an answer, whose memory is lent and let go of here; False if it is larger than the cache.
+        """Keeps an answer. Its memory is lent, and let go of here; False if it is larger than the cache.
 
         The answer goes to its reader at the same moment, and others may then write to its memory. So a copy is kept: a
         small answer is copied at once, a large one in a thread, from memory that is shared until then.

@@ -39,7 +39,7 @@ class Scheduler(abc.ABC):
 
     @abc.abstractmethod
     def cancel(self, request: Request) -> None:
-        """Marks a request whose client is gone. If the request is queued, the next `poll` answers it with CANCELLED."""
+        """Marks a request of a client that is gone. If it is queued, the next `poll` answers it with CANCELLED."""
 
     def take_place(self, request: Request) -> None:  # noqa: B027  # for queues with limits
         """A request waits for the answer to an equal one: it counts for the queue's limits, and does not run.

@@ -22,7 +22,7 @@ _ONE_MORE_NS = 10_000_000
 class Hold:
     """Holds until that many requests wait in slots and in the backlog, and then for one more; then never again.
 
-    As upstream, whose thread looks again at the next request, or after 10 ms. Otherwise chance decides whether a
+    As upstream: its thread looks again at the next request, or after 10 ms. Otherwise chance decides whether a
     client's requests beyond these numbers get a batch of their own. As upstream, a number for the backlog alone holds
     nothing. `until_ns` is the latest end of the hold, None while that is not known.
     """

@@ -288,7 +288,7 @@ class PolicyQueue:
         return level
 
     def _forget_deadline(self, deadline_ns: int) -> None:
-        """Counts a deadline whose request is gone, and removes such entries once they are the majority."""
+        """Counts a deadline of a request that is gone, and removes such entries once they are the majority."""
         if not deadline_ns:
             return
         self._live_deadlines -= 1

@@ -42,8 +42,8 @@ OFF, EXECUTION_COUNT = "off", "execution_count"
 class RateLimiter:
     """All resources of a server. `given` are the amounts that the operator set, by (name, device or None for all).
 
-    A caller whose instance has its resources (`acquire` was true, or it was let in) calls `runs` for each work. It
-    calls `finish` after the execution, or `give_back` if there was nothing to execute; then `settle`.
+    The caller of an instance that has its resources (`acquire` was true, or it was let in) calls `runs` for each work,
+    and `finish` after the execution, or `give_back` if there was nothing to execute; then `settle`.
     """
 
     def __init__(self, given: Mapping[tuple[str, int | None], int] | None = None) -> None:

@@ -103,7 +103,7 @@ class Delivery:
             self.pass_on(request, Response(error=error))
 
     def pass_on(self, request: Request, response: Response) -> None:
-        """Passes on a response whose outputs already have the shape that clients expect."""
+        """Passes on a response with outputs that already have the shape that clients expect."""
         if self._orderer is None:
             self._pass_on(request, response)
         else:

@@ -79,7 +79,7 @@ class Dispatcher:
     # Requests
 
     def cancel(self, request: Request) -> None:
-        """Marks a request whose client is gone; if it waits, it is answered."""
+        """Marks a request of a client that is gone; if it waits, it is answered."""
         self._scheduler.cancel(request)
         self.poll()
 

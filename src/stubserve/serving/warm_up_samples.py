@@ -28,7 +28,7 @@ from stubserve.inference.tensor import Tensor
 log = logging.getLogger("stubserve.model")
 
 _FOLDER = "warmup"
-# The bytes of an element whose type has no size: an empty string, which is its length
+# The bytes of an element of a type without a size: an empty string, which is its length
 _LENGTH_BYTES = 4
 
 

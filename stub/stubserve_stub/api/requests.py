@@ -317,7 +317,7 @@ def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> 
 
 
 def _truth(function: str, request: InferenceRequest, given: Any) -> bool:
-    """The truth of an argument whose type has one (text has none), or of None. Raises TypeError."""
+    """The truth of an argument of a type that has one (text has none), or of None. Raises TypeError."""
     if given is not None and not hasattr(type(given), "__bool__"):
         raise incompatible(function, "(self: InferenceRequest, decoupled: bool = False) -> object", (request, given))
     return bool(given)

@@ -264,7 +264,7 @@ class Senders:
         self.channel.poke()
 
     def report_dropped(self, instance: str) -> List[Key]:
-        """Ends the requests whose senders were dropped, and returns their keys. Runs on the main thread."""
+        """Ends the requests of dropped senders, and returns their keys. Runs on the main thread."""
         keys = []
         while self._dropped:
             key, wire, sent, tensors = self._dropped.pop()

@@ -137,7 +137,7 @@ class Gatherer:
         return [_refused(refusals[index]) if index in refusals else next(answers) for index in range(len(requests))]
 
     def gather(self, requests: Sequence[NativeRequest]) -> Gathered:
-        """One run for requests whose inputs fit. Raises Mistakes for strings that are no text, else Refusal."""
+        """One run for requests with inputs that fit. Raises Mistakes for strings that are no text, else Refusal."""
         first = requests[0]
         ragged = self._ragged
         mistakes: Dict[int, Refusal] = {}

@@ -66,7 +66,7 @@ class Output(NamedTuple):
 
 
 class NativeResponse(NamedTuple):
-    """The answer to a request: outputs, or an error whose `code` is one of `wire.codes`."""
+    """The answer to a request: outputs, or an error with a `code` of `wire.codes`."""
 
     outputs: Sequence[Output] = ()
     parameters: Optional[Dict[str, Any]] = None

@@ -1,4 +1,4 @@
-"""Ragged batches: requests of one run whose inputs have different shapes, and the tensors that describe these.
+"""Ragged batches: requests of one run with inputs of different shapes, and the tensors that describe these.
 
 Three parts of a configuration belong together, with Triton's rules:
 

@@ -4,7 +4,7 @@
 shape) and WAIT (UINT32, one element); each response has an element as OUT and its index as IDX. The instance takes the
 next request after WAIT milliseconds, so responses of several requests may mix. Without elements only the end is sent.
 
-`square` answers a request whose IN is n with n responses whose OUT is n. These parameters of a configuration change
+`square` answers a request with n as IN by n responses with n as OUT. These parameters of a configuration change
 that; values that are no numbers are ignored, with a line in the log:
 
     CUSTOM_INFER_DELAY_NS    how long each response takes

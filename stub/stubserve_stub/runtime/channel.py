@@ -187,7 +187,7 @@ class Channel:
         self.poke()
 
     def send_and_report(self, pack: Callable[[List[int]], bytes]) -> None:
-        """Sends the message that `pack` makes of the offsets whose last views have died. Raises ArenaFull."""
+        """Sends the message that `pack` makes of the offsets of memory without a view any more. Raises ArenaFull."""
         with self.sending:
             released = self._take_released()
             try:

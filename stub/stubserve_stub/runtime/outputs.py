@@ -39,7 +39,7 @@ def failed(message: str, code: int) -> WireResponse:
 
 
 def no_memory(full: ArenaFull) -> WireResponse:
-    """The response instead of one whose outputs find no memory."""
+    """The response instead of one with outputs that find no memory."""
     return failed(str(full), codes.UNAVAILABLE)
 
 

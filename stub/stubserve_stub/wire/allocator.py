@@ -82,7 +82,7 @@ class Allocator:
         return offset
 
     def reserve(self, nbytes: int) -> int:
-        """The arena offset of a block as from `allocate`, whose memory may be touched only after `grow`.
+        """The arena offset of a block as from `allocate`; its memory may be touched only after `grow`.
 
         Raises ArenaFull if there is no address space for it, or could never be memory.
         """

@@ -7,7 +7,7 @@ literals only: no table of ours has to be kept in step with the client's.
 A header block may come in any number of frames. Because an empty frame costs its sender nothing, each counts as at
 least _FRAME_COST bytes, and a block above MAX_BLOCK_BYTES ends the connection.
 
-A request whose fields break RFC 9113 (section 8) is malformed and loses its stream; `fault` gives the reason.
+A request with fields that break RFC 9113 (section 8) is malformed and loses its stream; `fault` gives the reason.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Here wait, in order, the bytes that the client's windows do not let through, and answers that are still being made:
 compressing an answer, or writing a long one, is done in steps (`OrderedJobs`), and later answers wait for their turn. A
-stream whose one answer leaves at once (`FrameWriter.send_whole`) never has an outbox.
+stream with one answer that leaves at once (`FrameWriter.send_whole`) never has an outbox.
 
 Guarantees: nothing overtakes anything; bytes in the heap are counted in its account; the sender is told that the client
 is behind once OUTBOX_BYTES wait, and when it has caught up; a client that takes nothing is watched (`slow_clients`).

@@ -70,7 +70,7 @@ def pack_request(
 
 
 class Read(NamedTuple):
-    """The process's answer: a request whose inputs are still to be placed, and how to reply.
+    """The process's answer: a request with inputs that are still to be placed, and how to reply.
 
     `reply_format` is None unless the job was to infer; `regions` are as they were packed.
     """

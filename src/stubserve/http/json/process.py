@@ -199,6 +199,6 @@ def _placed(slot: Slot, placer: BodyPlacer) -> Slot:
 
 
 def _discard(exchange: asyncio.Future[Read]) -> None:
-    """For an exchange whose caller has gone: drops its result."""
+    """For an exchange after its caller has gone: drops its result."""
     with contextlib.suppress(ServeError):
         drop_blocks(exchange.result().inputs)

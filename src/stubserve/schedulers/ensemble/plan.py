@@ -76,7 +76,7 @@ class Route:
 
 
 class EnsemblePlan:
-    """The plan of an ensemble whose `config` (a protobuf ModelConfig) is valid."""
+    """The plan of an ensemble with a valid `config` (a protobuf ModelConfig)."""
 
     def __init__(self, config: Any) -> None:
         self.name: str = config.name

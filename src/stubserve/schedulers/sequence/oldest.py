@@ -39,7 +39,7 @@ class OldestBatcher(SequenceBatcher):
         self._delay_us: int = oldest.max_queue_delay_microseconds
         self._hold_each = hold_until
         self._batchers: dict[Instance, DynamicBatcher] = {}
-        # Instances whose batcher may have a decision
+        # Instances with a batcher that may have a decision
         self._due: dict[Instance, None] = {}
         # Slots with a request that may become a candidate
         self._ready: dict[SequenceSlot, None] = {}

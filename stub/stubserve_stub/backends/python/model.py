@@ -66,7 +66,7 @@ class EventLoopThread:
 
 
 def raised_by(future: Any) -> Optional[BaseException]:
-    """The exception of a coroutine whose future is done; CancelledError if it was cancelled."""
+    """The exception of a coroutine with a future that is done; CancelledError if it was cancelled."""
     try:
         raised: Optional[BaseException] = future.exception()
     except Exception as cancelled:

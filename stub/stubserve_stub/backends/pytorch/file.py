@@ -79,7 +79,7 @@ def cuda_devices(path: str) -> List[str]:
 
 
 def names_device(path: str, device: str) -> str:
-    """The warning about a TorchScript file whose code names a GPU."""
+    """The warning about a TorchScript file with code that names a GPU."""
     return "'{}' names '{}' in its code: where it gets there, it fails on a CPU".format(path, device)
 
 
