@@ -7,13 +7,13 @@ making a connection's transport and protocol takes 0.1 ms.
 So the two steps are apart. Connections are accepted many at a time, which takes 10 µs each, and stay bare sockets. In
 each pass of the loop that does no other long work (`inference.long_work`) the oldest of them comes in. Some in each
 pass come in earlier: those with the head of a request, or with bytes that can never be one; a look at the bytes takes 3
-µs. A silent client waits, and costs only a descriptor. A client that goes away in the middle of a head is let go at
-once: on a busy core turns are few, and clients that had gone kept a thousand descriptors.
+µs. A silent client waits, and costs only a descriptor. A client that goes away before it has sent a head is closed at
+once, and takes no other's place: on a busy core turns are few, and a probe waited behind thousands that had gone.
 
 The system hands connections out in their order, so a probe behind thousands waits until all of these are accepted. A
-pass may spend a millisecond on accepting, with few system calls: only the first few are looked at right away. Where
-passes are long, there are few of them, and a probe waited for more than a second. So a pass may also spend an eighth of
-the time since the last one, up to ten milliseconds.
+pass may spend a millisecond on accepting, with few system calls: only the first few are looked at right away. The looks
+at those outside may take another millisecond. Where passes are long, there are few of them, and a probe waited for more
+than a second. So each of the two may also take an eighth of the time since the last pass, up to ten milliseconds.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ log = logging.getLogger("stubserve.server")
 
 # How many connections may wait to be accepted. The server of a listener sets it again.
 BACKLOG = 2048
-# Seconds of accepting in one pass of the loop, at least and at most, and the part of the time since the last pass
-_ACCEPT_S = 0.001
-_MOST_ACCEPT_S = 0.01
-_ACCEPT_PART = 1 / 8
+# Seconds of accepting, or of looking, in a pass of the loop, at least and at most; part of the time since the last one
+_PASS_S = 0.001
+_MOST_PASS_S = 0.01
+_PASS_PART = 1 / 8
 # How many that have sent a request come in per pass
 _AT_ONCE = 4
 # The part of a request's head that is looked at
@@ -110,7 +110,7 @@ class Acceptor:
         self._retry: asyncio.TimerHandle | None = None
         # Whether the system refused the last accept
         self._refused = False
-        self._accepted_at = perf_counter()
+        self._accepted_at = self._looked_at = perf_counter()
         listener.setblocking(False)
         self._loop.add_reader(self._spoken.fileno(), self._listen_to_them)
         self._loop.add_reader(listener.fileno(), self._accept)
@@ -139,7 +139,7 @@ class Acceptor:
 
     def _accept(self) -> None:
         now = perf_counter()
-        end = now + min(max(_ACCEPT_S, (now - self._accepted_at) * _ACCEPT_PART), _MOST_ACCEPT_S)
+        end = _end_of_share(now, self._accepted_at)
         self._accepted_at = now
         looks = _AT_ONCE
         while True:
@@ -171,7 +171,9 @@ class Acceptor:
 
     def _listen_to_them(self) -> None:
         """Some connections outside have sent something."""
-        end = perf_counter() + _ACCEPT_S
+        now = perf_counter()
+        end = _end_of_share(now, self._looked_at)
+        self._looked_at = now
         left = _AT_ONCE
         while left and perf_counter() < end:
             spoken = self._spoken.poll(0, left)
@@ -193,8 +195,8 @@ class Acceptor:
         except BlockingIOError:
             return False
         except OSError:
-            return True  # the client has gone, and letting it in takes little
-        return len(beginning) in (0, _HEAD_BYTES) or self._asks(beginning)
+            return False  # the client has gone
+        return len(beginning) == _HEAD_BYTES or (len(beginning) > 0 and self._asks(beginning))
 
     def _wait_outside(self, client: socket.socket) -> None:
         self._spoken.register(client, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT)
@@ -233,3 +235,8 @@ class Acceptor:
                 )
         except (OSError, asyncio.CancelledError):
             client.close()
+
+
+def _end_of_share(now: float, last: float) -> float:
+    """Until when a pass that begins `now` may accept or look, where the last one did at `last`."""
+    return now + min(max(_PASS_S, (now - last) * _PASS_PART), _MOST_PASS_S)
