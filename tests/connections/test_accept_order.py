@@ -203,7 +203,7 @@ def test_without_descriptors_it_tries_again(monkeypatch: pytest.MonkeyPatch, cap
     assert caplog.text.count("no connection can be accepted: Too many open files") == 1
 
 
-def test_long_passes_of_the_loop_accept_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_passes_of_the_loop_accept_and_look_at_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the time of this clock, accepting one connection takes 10 µs, and each pass of the loop 50 ms besides."""
     seconds = 0.0
 
@@ -230,5 +230,11 @@ def test_long_passes_of_the_loop_accept_more(monkeypatch: pytest.MonkeyPatch) ->
         await house.has_outside(1000)
         # 600 in each, where it were 100.
         assert passes <= 4
+        # Then all go at once. Four are looked at in 10 µs.
+        passes = 0
+        for client in house.clients:
+            client.close()
+        await house.has_outside(0)
+        assert passes <= 2
 
     run(act)

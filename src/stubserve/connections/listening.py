@@ -12,8 +12,8 @@ once, and takes no other's place: on a busy core turns are few, and a probe wait
 
 The system hands connections out in their order, so a probe behind thousands waits until all of these are accepted. A
 pass may spend a millisecond on accepting, with few system calls: only the first few are looked at right away. The looks
-at those outside may take another millisecond. Where passes are long, there are few of them, and a probe waited for more
-than a second. So each of the two may also take an eighth of the time since the last pass, up to ten milliseconds.
+at those outside may take another millisecond. Where passes are long, there are few of them. So each of the two may also
+take an eighth of the time since the last pass, up to ten milliseconds.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Acceptor:
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _listen_to_them(self) -> None:
-        """Some connections outside have sent something."""
+        """Some connections outside have sent something, or have gone."""
         now = perf_counter()
         end = _end_of_share(now, self._looked_at)
         self._looked_at = now
