@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from http.client import HTTPConnection
 from pathlib import Path
@@ -244,6 +245,28 @@ def test_memory_of_answers_that_have_been_read_goes_to_whoever_needs_it(tmp_path
         assert stream_back(server, "big", 60 << 20) > 240 << 20
         assert stream_back(server, "bigger", 60 << 20) > 240 << 20
         assert stream_back(server, "big", 60 << 20) > 240 << 20
+
+
+def test_an_answer_waits_for_memory_that_a_stub_without_a_processor_keeps_warm(tmp_path: Path) -> None:
+    write_model(tmp_path, "big", BIG)
+    write_model(tmp_path, "bigger", BIG)
+    explicit = ("--model-control-mode=explicit", "--load-model=bigger")
+    with Serving(tmp_path, "--shm-limit=256M", *explicit) as server:
+        others = server.stub_pids()
+        assert server.request("POST", "/v2/repository/models/big/load").status == 200
+        (keeping,) = set(server.stub_pids()) - set(others)
+        assert stream_back(server, "big", 60 << 20) > 240 << 20
+        os.kill(keeping, signal.SIGSTOP)
+        sizes: list[int] = []
+        asking = threading.Thread(target=lambda: sizes.append(stream_back(server, "bigger", 60 << 20)))
+        asking.start()
+        # Longer than memory was waited for once, and shorter than it is now
+        asking.join(1.5)
+        waits = asking.is_alive()
+        os.kill(keeping, signal.SIGCONT)
+        asking.join()
+        assert waits
+        assert sizes[0] > 240 << 20
 
 
 def test_nobody_waits_for_a_stub_that_cannot_give_anything_back(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ A stub keeps free memory warm for its next outputs, and does not know at once th
 before memory is refused, all stubs that may have spare memory are asked for it; an idle stub is asked, too. They answer
 within a millisecond and 80 µs for each megabyte, on a thread that is free while their model computes.
 
-A stub that needs memory waits for that (`grant`), while everything else goes on. Code that receives a request cannot:
-`wait` blocks the event loop, for LONGEST_WAIT_S at most. It waits only if the answers may suffice, and not for a stub
-that still owes an answer (its model may be in native code that lets no other thread run).
+A stub that needs memory waits for that (`grant`), for seconds if need be, while everything else goes on. Code that
+receives a request cannot: `wait` blocks the event loop, for LONGEST_WAIT_S at most. It waits only if the answers may
+suffice, and not for a stub that still owes an answer (its model may be in native code that lets no other thread run).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from stubserve_stub.wire.budget import ArenaFull, Ledger
 from stubserve.memory.stub_memory import StubMemory
 
 LONGEST_WAIT_S = 0.1
-_LONGEST_GRANT_WAIT_S = 1.0
+# Longer than a busy machine keeps a stub from a processor: memory that is only kept warm fails no request.
+_LONGEST_GRANT_WAIT_S = 5.0
 
 # Fewer bytes are not worth a message.
 _LEAST_BYTES = 64 << 10
