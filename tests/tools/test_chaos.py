@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import uuid
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.real_server import eventually
 from tools.bench.processes import MIB, rss_anon
 from tools.chaos import __main__ as chaos
 from tools.chaos import remains
@@ -81,6 +83,37 @@ def test_what_takes_long_while_nothing_runs_is_no_fault(end: Exception) -> None:
     client.run()
     assert client.tally == Counter(["stood still"])
     assert world.faults == []
+
+
+class Stuck(Client):
+    """Its request never ends."""
+
+    def ask(self) -> None:
+        threading.Event().wait()
+
+
+class StuckInLibrary(Stuck):
+    keeps_deadlines = True
+
+
+class NoTroubles:
+    def calm_down(self) -> None: ...
+
+
+@pytest.mark.parametrize(("kind", "faults", "clients"), [(Stuck, 1, 1), (StuckInLibrary, 0, 2)])
+def test_a_request_that_outlives_its_deadline_is_its_librarys(
+    kind: type[Client], faults: int, clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chaos, "ANSWER_WITHIN_S", -5.0)
+    world = World(generation=2)
+    world.go.set()
+    asking = [kind(world, 0)]
+    asking[0].start()
+    eventually(lambda: asking[0].whereabouts().startswith("threading.py"))
+    chaos.rest(world, asking, NoTroubles())  # type: ignore[arg-type]
+    assert len(world.faults) == faults
+    assert len(asking) == clients
+    assert [client.forsaken for client in asking] == [True, False][-clients:]
 
 
 def test_a_connection_may_be_lost_with_its_server() -> None:

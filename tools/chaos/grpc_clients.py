@@ -29,6 +29,8 @@ SERVERS_OWN = "Connection|connection|Socket|socket|GOAWAY|Stream removed|RST_STR
 class GrpcClient(Client):
     """A channel of its own, made anew after every failure: grpcio waits ever longer before it connects again."""
 
+    keeps_deadlines = True
+
     def __init__(self, world: World, seed: int) -> None:
         super().__init__(world, seed)
         self.random = random.Random(seed)

@@ -166,6 +166,8 @@ class Client(threading.Thread):
 
     # How long it is idle between two requests.
     pause_s = 0.01
+    # Whether a library ends its requests at their deadline, whatever the server does.
+    keeps_deadlines = False
 
     def __init__(self, world: World, seed: int) -> None:
         super().__init__(daemon=True, name=f"{type(self).__name__} {seed}")
@@ -174,6 +176,7 @@ class Client(threading.Thread):
         self.tally: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.idle = threading.Event()
+        self.forsaken = False
 
     def ask(self) -> None:
         """One request. Raises Wrong, Refused, TimeoutError, and OSError where the connection is lost."""
