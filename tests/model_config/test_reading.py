@@ -51,6 +51,14 @@ def test_a_text_whose_end_is_unknown(rest: str) -> None:
     assert mistake.line >= 2
 
 
+@pytest.mark.parametrize("end", [" }", ""])
+def test_a_number_that_no_enum_can_have(end: str) -> None:
+    reading = read_leniently('name: "m"\ninput {\n  data_type: 33333333333333333333' + end)
+    mistake = reading.mistakes[0]
+    assert (mistake.line, mistake.column) == (3, 14)
+    assert mistake.text == "Value out of range: 33333333333333333333"
+
+
 def test_a_good_text() -> None:
     text = 'name: "m"\nmax_batch_size: 1'
     reading = read_leniently(text)

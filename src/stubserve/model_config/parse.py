@@ -54,11 +54,16 @@ def parse_text(text: str, where: str) -> ModelConfig:
                 others = dict.fromkeys(f"{one.place} (line {one.line})" for one in templates[1:])
                 reason += f". Not filled in either: {', '.join(others)}"
         raise internal(f"failed to read text proto from {where}: line {line}, column {column}: {reason}") from None
-    except ValueError as error:  # of a number that no enum can have; it does not say where
-        before, _, _ = text.partition(str(error).rpartition(" ")[2])
-        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+    except ValueError as error:
+        line, column = place_of_number(text, error)
         raise internal(f"failed to read text proto from {where}: line {line}, column {column}: {error}") from None
     return config
+
+
+def place_of_number(text: str, error: ValueError) -> tuple[int, int]:
+    """Line and column, both from 1, of a number that no enum can have: protobuf's error has the number, no place."""
+    before, _, _ = text.partition(str(error).rpartition(" ")[2])
+    return before.count("\n") + 1, len(before) - before.rfind("\n")
 
 
 def parse_json(text: str | bytes) -> ModelConfig:

@@ -17,7 +17,7 @@ from typing import Any
 from google.protobuf import text_format
 
 from stubserve.errors import ServeError
-from stubserve.model_config.parse import decode_text, unfilled, unfilled_templates, with_words
+from stubserve.model_config.parse import decode_text, place_of_number, unfilled, unfilled_templates, with_words
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 from stubserve.model_config.source import FieldPath, Source, UnreadableText
 
@@ -76,10 +76,14 @@ def read_leniently(text: str) -> Reading:
             rest = rest.without(found[0])
     while True:
         config = ModelConfig()
+        left = readable if rest is None else rest.text
         try:
-            text_format.Parse(readable if rest is None else rest.text, config)
-        except text_format.ParseError as error:
-            line, column = error.GetLine() or 0, error.GetColumn() or 0
+            text_format.Parse(left, config)
+        except (text_format.ParseError, ValueError) as error:
+            if isinstance(error, text_format.ParseError):
+                line, column = error.GetLine() or 0, error.GetColumn() or 0
+            else:
+                line, column = place_of_number(left, error)
             found = rest.at(line, column) if rest is not None else None
             reason = str(error).removeprefix(f"{line}:{column} : ")
             path = (*found[1], found[0].name) if found is not None else ()
