@@ -59,6 +59,8 @@ def repository_of_batchers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_batch_size=1,
     )
     add("priorities", "dynamic_batching { priority_levels: 2 default_priority_level: 2 }", max_batch_size=1)
+    # Where priorities hold, nothing is handed out ahead of time, so every request stays in the queue behind the gate.
+    add("left", "dynamic_batching { priority_levels: 2 default_priority_level: 2 }")
     add("shapes", "dynamic_batching { }", dims="-1")
     add("several", "instance_group [ { count: 2 } ]")
     return repository
@@ -216,18 +218,18 @@ def test_urgent_requests_overtake(server: Serving, repository_of_batchers: Path)
 
 
 def test_queued_requests_of_clients_that_left_are_dropped(server: Serving, repository_of_batchers: Path) -> None:
-    before = server.statistics("plain")
-    gate = Gate(server, repository_of_batchers, "plain")
+    before = server.statistics("left")
+    gate = Gate(server, repository_of_batchers, "left")
     for _ in range(5):
-        Pending(server, "plain", 7).connection.close()
+        Pending(server, "left", 7).connection.close()
     gate.open()
     assert gate.held.answer().status == 200
-    assert ask(server, "plain").status == 200
-    after = server.statistics("plain")
+    assert ask(server, "left").status == 200
+    after = server.statistics("left")
     assert after["execution_count"] - before["execution_count"] == 2
     failures = [statistics["inference_stats"]["fail"]["count"] for statistics in (before, after)]
     assert failures[1] - failures[0] == 5
-    assert "7.0" not in executions(server, "plain")
+    assert "7.0" not in executions(server, "left")
 
 
 def test_a_busy_instance_does_not_hold_up_the_other(server: Serving, repository_of_batchers: Path) -> None:
