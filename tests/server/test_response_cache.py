@@ -387,6 +387,51 @@ def test_a_stub_that_restarts_on_changed_files_writes_nothing_for_servers_with_t
             assert (ask(second), ask(second, "flow")) == (1, 1)
 
 
+# Says its release while it is imported, and waits then until there is a file of that name.
+IMPORTED = """
+    import os
+    import time
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    print("importing RELEASE", flush=True)
+    while not os.path.exists("GO/RELEASE"):
+        time.sleep(0.01)
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            inputs = [pb_utils.get_input_tensor_by_name(request, "INPUT0").as_numpy() for request in requests]
+            outputs = [pb_utils.Tensor("OUTPUT0", np.full_like(given, RELEASE)) for given in inputs]
+            return [pb_utils.InferenceResponse([output]) for output in outputs]
+"""
+
+
+def test_a_stub_that_was_imported_before_its_files_changed_writes_nothing_for_servers_with_the_new_ones(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("redis")
+    models, go = tmp_path / "models", tmp_path / "go"
+
+    def write_release(release: int) -> None:
+        source = IMPORTED.replace("GO", str(go)).replace("RELEASE", str(release))
+        write_model(models, "counts", source, io_config(extra=ENABLED))
+
+    go.mkdir()
+    write_release(1)
+    with redis_server(tmp_path) as redis, ThreadPoolExecutor(1) as pool:
+        flag = f"--cache-config=redis,host=127.0.0.1,port={redis.port},{PATIENT}"
+        with Serving(models, flag, "--model-control-mode=explicit") as first:
+            load = pool.submit(first.request, "POST", "/v2/repository/models/counts/load")
+            first.wait_for("importing 1")
+            write_release(2)
+            for release in "12":
+                (go / release).touch()
+            assert load.result().status == 200
+            assert ask(first) == 1
+            with Serving(models, flag) as second:
+                assert ask(second) == 2
+
+
 def test_redis_may_go_and_come_back(tmp_path: Path) -> None:
     pytest.importorskip("redis")
     write_counts(tmp_path / "models")

@@ -3,8 +3,9 @@
 A cache of this server alone takes a new number with each load, since a load means that something may be different. A
 cache that several servers share, and that outlives them, needs an identity that is the same everywhere. It is a digest
 of the configuration (without the places and number of instances) and of the contents of the version's folder; for an
-ensemble, of its members' identities instead. For a moment a member may be newer than its ensemble, and a restarted stub
-may find newer files: their answers are then not kept (`Response.transient`).
+ensemble, of its members' identities instead. For a moment a member may be newer than its ensemble, and a stub may have
+found other files than those that were read for the identity, before its start: answers are then not kept
+(`Response.transient`).
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ def of_load() -> bytes:
     return secrets.token_bytes(32)
 
 
-def of_files(config: Any, version: int, folder: Path) -> bytes:
-    """A digest that is the same for equal configurations and files.
+def digest_of(folder: Path) -> bytes:
+    """A digest of the contents of a version's folder, the same for equal files.
 
-    Reads all of `folder`: for a thread. Raises OSError.
+    Reads all of them: for a thread. Raises OSError.
     """
-    digest = sha256(_of_config(config, version))
+    digest = sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             digest.update(b"%d:%b" % (path.stat().st_size, os.fsencode(path.relative_to(folder)) + b"\0"))
@@ -39,6 +40,11 @@ def of_files(config: Any, version: int, folder: Path) -> bytes:
                 while piece := file.read(_PIECE):
                     digest.update(piece)
     return digest.digest()
+
+
+def of_files(config: Any, version: int, files: bytes) -> bytes:
+    """A digest that is the same for equal configurations and `files`, the digest of the version's folder."""
+    return sha256(_of_config(config, version) + files).digest()
 
 
 def of_members(config: Any, version: int, members: Iterable[bytes]) -> bytes:

@@ -31,7 +31,7 @@ from stubserve.instances.launcher import Launcher
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.loading.ensembles import start_ensemble
-from stubserve.loading.identity import of_files, of_load, of_members
+from stubserve.loading.identity import digest_of, of_files, of_load, of_members
 from stubserve.loading.launchers import Launchers
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances
@@ -130,6 +130,8 @@ class Loader:
             return ensemble
         name = folder.name
         launcher, config, has_program = await self._launchers.of(candidate, version, services)
+        # Before any stub reads them: a stub that has read older ones is then found out (`_differs`).
+        files = await self._files_of(launcher)
         specs = instances_of(config)
         first: Stub | None = None
         model: InstanceModel | None = None
@@ -153,8 +155,8 @@ class Loader:
             model.signature.labels = labels
             model.tracing = self._tracing(name)
             model.latencies = self._latencies(config)
-            if self._cache is not None and self._cache.is_shared:
-                model.identity = await asyncio.to_thread(of_files, config, version, folder.version_path(version))
+            if files is not None:
+                model.identity = of_files(config, version, files)
             self._use_cache(model)
             warm_up = await self._warm_up(model, folder.path)
             instances = self._instances(model, launcher, specs, config_json, warm_up, first)
@@ -216,6 +218,12 @@ class Loader:
                 "model '%s': 'rate_limiter' has no effect without --rate-limit=execution_count",
                 config.name,
             )
+
+    async def _files_of(self, launcher: Launcher) -> bytes | None:
+        """The digest of a version's files; None if no cache is shared."""
+        if self._cache is None or not self._cache.is_shared:
+            return None
+        return await asyncio.to_thread(digest_of, launcher.version_dir)
 
     def _use_cache(self, model: InstanceModel | EnsembleModel) -> None:
         if not model.config.response_cache.enable:
@@ -325,14 +333,14 @@ async def _start_all(instances: Sequence[Instance]) -> None:
 
 
 async def _differs(model: InstanceModel, launcher: Launcher, instance: str) -> bool:
-    """Whether an instance has just started from other files than those that `model` was loaded with.
+    """Whether an instance has just started from other files than those that `model` has its identity of.
 
-    Files may change before a stub is started again; then its answers do not belong to this identity.
+    Files may change during a load, and before a stub starts again; then its answers do not belong to this identity.
     """
     if not model.identity:
         return False
-    found = await asyncio.to_thread(of_files, model.config, model.version, launcher.version_dir)
-    if found == model.identity:
+    files = await asyncio.to_thread(digest_of, launcher.version_dir)
+    if of_files(model.config, model.version, files) == model.identity:
         return False
     log.warning(
         "instance '%s' runs files that have changed since its model was loaded; its answers go into no shared cache "
