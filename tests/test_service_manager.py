@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stubserve.server.service_manager import ServiceManager
-from tests.real_server import Serving, write_model
+from tests.real_server import PATIENCE_S, Serving, write_model
 
 
 class Manager:
@@ -35,7 +35,7 @@ class Manager:
 
     def heard(self, without: str = "") -> str:
         """The next news that is not `without`."""
-        while (news := self._news.get(timeout=60)) == without:
+        while (news := self._news.get(timeout=PATIENCE_S)) == without:
             pass
         return news
 
@@ -62,7 +62,7 @@ def test_a_server_that_fails_is_never_ready(repository: Path, tmp_path: Path) ->
     with Manager(str(tmp_path / "notify")) as manager:
         server = Serving(repository, environment={"NOTIFY_SOCKET": str(tmp_path / "notify")})
         server.start()
-        assert server.process.wait(60) == 1
+        assert server.process.wait(PATIENCE_S) == 1
         server.stop()
         assert manager.heard() == "STOPPING=1"
 

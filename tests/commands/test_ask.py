@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.real_server import Serving, io_config, write_model
+from tests.real_server import PATIENCE_S, Serving, io_config, write_model
 
 WORDS = """
     import numpy as np
@@ -65,7 +65,9 @@ def ask(server: Serving | str, words: str, here: Path | None = None) -> subproce
     url = server if isinstance(server, str) else f"localhost:{server.port}"
     command = [sys.executable, "-m", "stubserve", "ask", *shlex.split(words)]
     environment = {**os.environ, "STUBSERVE_URL": url, "COLUMNS": "80"}
-    return subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=here, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
 
 
 @pytest.mark.parametrize(

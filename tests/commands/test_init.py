@@ -10,7 +10,7 @@ import pytest
 
 from stubserve.checking.repository import check_repositories
 from stubserve.commands import init
-from tests.real_server import Serving
+from tests.real_server import PATIENCE_S, Serving
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-config",)])
@@ -24,21 +24,21 @@ def test_a_new_model_is_served_asked_and_tested(
     assert check_repositories([folder.parent], Path("/nowhere")).problems == ()
     # In a process of its own, as a person would: this one has other settings.
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
-    done = subprocess.run(tests, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(tests, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
     with Serving(folder) as server:
         client = [sys.executable, str(folder / "client.py"), f"--url=http://127.0.0.1:{server.port}"]
-        done = subprocess.run(client, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(client, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.stdout == "Y [2, 3] [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]\n", done.stderr
         # What a person sees whose client asks for another model, or asks nobody.
         (folder.parent / "thrice").mkdir()
         lost = (folder / "client.py").rename(folder.parent / "thrice" / "client.py")
         client[1] = str(lost)
-        done = subprocess.run(client, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(client, capture_output=True, text=True, timeout=PATIENCE_S)
         url = client[2].removeprefix("--url=")
         refused = f"the server at {url} refused: Request for unknown model: 'thrice' is not found\n"
         assert (done.returncode, done.stderr) == (1, refused)
-    done = subprocess.run(client, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(client, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert done.stderr.startswith(f"no server answers at {url} (")
     assert done.stderr.count("\n") == 1

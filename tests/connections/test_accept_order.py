@@ -16,6 +16,8 @@ from stubserve.connections.listening import Acceptor, listen
 from stubserve.http.message import has_asked
 from stubserve.inference.long_work import Offload
 
+from ..real_server import PATIENCE_S
+
 HEAD = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
@@ -66,7 +68,7 @@ class House:
         wanted = [client.getsockname()[1] for client in clients]
         while len(self.inside) < len(wanted):
             self._news.clear()
-            await asyncio.wait_for(self._news.wait(), 30)
+            await asyncio.wait_for(self._news.wait(), PATIENCE_S)
         assert self.inside == wanted
 
     async def has_outside(self, count: int) -> None:
@@ -87,7 +89,7 @@ def run(act: Callable[[House], Awaitable[None]], listener: socket.socket | None 
             for client in house.clients:
                 client.close()
 
-    asyncio.run(asyncio.wait_for(whole(), 60))
+    asyncio.run(asyncio.wait_for(whole(), PATIENCE_S))
 
 
 def test_who_goes_in_the_middle_of_a_head_is_let_go_without_a_turn() -> None:
@@ -173,7 +175,7 @@ def test_a_closed_acceptor_turns_away_who_is_outside() -> None:
         quiet = house.connect()
         await house.has_outside(1)
         house.acceptor.close()
-        quiet.settimeout(30)
+        quiet.settimeout(PATIENCE_S)
         assert await asyncio.to_thread(quiet.recv, 1) == b""
         house.offload.next()
         assert not house.inside

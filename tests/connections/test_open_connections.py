@@ -12,6 +12,8 @@ from stubserve.connections.open_connections import RESERVE, OpenConnections
 from stubserve.connections.slow_clients import SlowClients
 from tests.clock import Clock
 
+from ..real_server import PATIENCE_S
+
 
 class One:
     """A connection; it closes at once."""
@@ -165,6 +167,6 @@ def test_an_end_with_grace_waits_for_answers_and_no_longer_than_it_may() -> None
         ending = asyncio.ensure_future(connections.end(3600))
         await asyncio.sleep(0)
         last.close()
-        await asyncio.wait_for(ending, 60)
+        await asyncio.wait_for(ending, PATIENCE_S)
 
     asyncio.run(run())

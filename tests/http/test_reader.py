@@ -13,6 +13,8 @@ from stubserve.connections.slow_clients import RequestPace, SlowClients
 from stubserve.http.reader import RequestReader
 from stubserve.http.shared import Connections
 
+from ..real_server import PATIENCE_S
+
 
 def server(slow_clients: Any) -> Any:
     """All of the server that the reader needs."""
@@ -47,10 +49,10 @@ def test_a_request_that_stops_arriving_is_given_up(monkeypatch: pytest.MonkeyPat
                 await asyncio.sleep(0.002)
 
         receiving = asyncio.ensure_future(receive())
-        await asyncio.wait_for(stopped.has_stalled.wait(), 10)
+        await asyncio.wait_for(stopped.has_stalled.wait(), PATIENCE_S)
         clients.unwatch_arriving(stopped)
         await receiving
-        await asyncio.wait_for(slow.has_stalled.wait(), 10)
+        await asyncio.wait_for(slow.has_stalled.wait(), PATIENCE_S)
         clients.unwatch_arriving(slow)
 
     asyncio.run(watch())

@@ -33,6 +33,8 @@ from stubserve.memory.stub_memory import StubMemory
 from tests.inference.models import echo
 from tests.inference.models import request as make
 
+from ..real_server import PATIENCE_S
+
 FP32 = 11
 LIMIT = 64 << 20
 MODEL = echo("target", "FP32", "-1")
@@ -254,7 +256,7 @@ class Stub:
         doorbell = self.process.answer_doorbell
         loop.add_reader(doorbell, lambda: rung.done() or rung.set_result(None))
         try:
-            await asyncio.wait_for(rung, 60)
+            await asyncio.wait_for(rung, PATIENCE_S)
         finally:
             loop.remove_reader(doorbell)
         return self.channel.receive_answers()

@@ -33,7 +33,7 @@ from stubserve.observability.logs import LogSettings
 from stubserve.repository.registry import Registry
 from stubserve.settings.groups import LoggingSettings
 from tests.environments.made import venv
-from tests.real_server import io_config, write_model
+from tests.real_server import PATIENCE_S, io_config, write_model
 from tests.stub.test_interpreters import NUMPY
 
 FP32 = 11
@@ -113,7 +113,7 @@ async def drive(folder: Path, interpreter: Path) -> int:
             tensor = Tensor("INPUT0", FP32, (size,), None, block.whole())
         request = Request([tensor])
         stub.work.execute(Work([request]))
-        ((_, response),) = await asyncio.wait_for(owner.results.get(), 60)
+        ((_, response),) = await asyncio.wait_for(owner.results.get(), PATIENCE_S)
         assert response.error is None
         assert request.outcome == SUCCESS
         echoed, ran = response.outputs
@@ -189,7 +189,7 @@ async def drive_plenty(folder: Path) -> None:
         # While it executes the parent reads what came before: more blocks than a ring has room to tell of.
         for response in unread:
             drop_blocks(response.outputs)
-        ((_, response),) = await asyncio.wait_for(owner.results.get(), 60)
+        ((_, response),) = await asyncio.wait_for(owner.results.get(), PATIENCE_S)
         assert len(response.outputs) == MANY
         unread = [response]
         committed.append(memory.ledger.of(1))
@@ -231,7 +231,7 @@ async def drive_slots(folder: Path) -> None:
     given = Tensor("INPUT0", FP32, (2,), np.array([3, 4], np.float32).tobytes())
     request = Request([given], "one")
     stub.work.execute(Work.of_slots([None, request], [[states[0]], [ready, states[1]]]))
-    ((answered, response),) = await asyncio.wait_for(owner.results.get(), 60)
+    ((answered, response),) = await asyncio.wait_for(owner.results.get(), PATIENCE_S)
     assert answered is request
     assert response.error is None
     assert [tensor.name for tensor in response.outputs] == ["INPUT0", "READY", "STATE"]
@@ -258,7 +258,7 @@ async def drive_empty_slot(folder: Path) -> None:
     for slots, refused in (([None, ONE], True), ([ONE], False)):
         requests = [None if slot is None else Request([slot]) for slot in slots]
         stub.work.execute(Work.of_slots(requests))
-        finished = await asyncio.wait_for(owner.results.get(), 60)
+        finished = await asyncio.wait_for(owner.results.get(), PATIENCE_S)
         assert [request for request, _ in finished] == [request for request in requests if request is not None]
         for _, response in finished:
             assert ("a slot of the batch is empty" in str(response.error)) == refused

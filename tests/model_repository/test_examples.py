@@ -23,7 +23,7 @@ import pytest
 import tritonclient.http as triton
 
 from stubserve.checking.repository import check_repositories
-from tests.real_server import Serving
+from tests.real_server import PATIENCE_S, Serving
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = ROOT / "model_repository"
@@ -60,7 +60,7 @@ def run_client(server: Serving, model: str, *words: str) -> str:
         [sys.executable, str(REPOSITORY / model / "client.py"), "--url", f"127.0.0.1:{server.port}", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -210,7 +210,7 @@ def test_what_the_docs_show_is_what_is_printed() -> None:
     with Serving(REPOSITORY) as server:
         for words, output in shown:
             command = [sys.executable, *shlex.split(words), "--url", f"127.0.0.1:{server.port}"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
             assert done.returncode == 0, done.stdout + done.stderr
             # Processors differ in the last digits of a similarity.
             assert rounded(done.stdout) == rounded(output), words
@@ -253,7 +253,7 @@ def test_a_client_without_a_server_says_so() -> None:
         [sys.executable, str(REPOSITORY / "add_sub" / "client.py"), "--url", "127.0.0.1:1"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 1
     assert "127.0.0.1:1" in done.stdout + done.stderr

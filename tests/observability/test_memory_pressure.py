@@ -12,6 +12,8 @@ import pytest
 from stubserve.memory import system_pressure as memory_pressure
 from stubserve.memory.system_pressure import PRESSED_S, MemoryPressure
 
+from ..real_server import PATIENCE_S
+
 
 async def _turns() -> None:
     for _ in range(20):
@@ -43,7 +45,7 @@ def test_events(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtur
                 assert not pressure.is_high
             pressure.close()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
     assert caplog.text.count("new requests to models are refused for a while") == 1
 
 

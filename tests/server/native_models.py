@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from tests.real_server import Answer, Serving, binary_output, binary_request
+from tests.real_server import PATIENCE_S, Answer, Serving, binary_output, binary_request
 from tests.server.test_bls import eventually
 from tests.server.test_copies import TENSOR_BYTES, Client, head, most_allocated, serving
 
@@ -34,7 +34,7 @@ def ask_eight_rows(server: Serving, width: int) -> dict[int, np.ndarray]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert [answers[number].shape for number in range(7)] == [(2, width), *[(1, width)] * 6]
     return answers
 
@@ -66,7 +66,7 @@ def check_strings_that_are_no_text(server: Serving) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert [answers[number].status for number in range(4)] == [200, 400, 200, 200], answers
     assert "input 'texts' has a string that is no UTF-8" in answers[1].error
     assert [answers[number].json()["outputs"][0]["data"] for number in (0, 2, 3)] == [["one"], ["dr\u00fc"], [""]]
@@ -108,7 +108,7 @@ def check_kills(repository: Path, clients: int, stubs: int, rounds: int) -> None
         finally:
             stop.set()
             for thread in threads:
-                thread.join(60)
+                thread.join(PATIENCE_S)
     assert wrong == []
 
 

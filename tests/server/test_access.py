@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
-from ..real_server import Answer, Serving, binary_output, binary_request, eventually, write_model
+from ..real_server import PATIENCE_S, Answer, Serving, binary_output, binary_request, eventually, write_model
 
 IDENTITY_CONFIG = """
     backend: "identity"
@@ -122,7 +122,7 @@ def test_inference_on_each_of_its_ways(restricted: Serving, size: int) -> None:
     """Requests that repeat and requests that do not, small bodies and bodies in the arena: on one connection."""
     right, wrong = (infer_bytes(size, {"X-Key": value}) for value in ("sesame", "simsim"))
     missing = infer_bytes(size, {})
-    with socket.create_connection(("127.0.0.1", restricted.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", restricted.port), timeout=PATIENCE_S) as connection:
         for request, status in ((missing, 403), *[(right, 200)] * 4, *[(wrong, 403)] * 3, (right, 200), (missing, 403)):
             connection.sendall(request)
             got, fields, body = answer_on(connection)
@@ -152,7 +152,7 @@ def test_chunked_and_announced_bodies_are_refused_too(restricted: Serving) -> No
         ("Transfer-Encoding: chunked", b"3\r\n{}\n\r\n0\r\n\r\n"),
         ("Content-Length: 70000", b" " * 70_000),
     ):
-        with socket.create_connection(("127.0.0.1", restricted.port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", restricted.port), timeout=PATIENCE_S) as connection:
             head = f"POST /v2/models/echo/infer HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n".encode()
             connection.sendall(head)
             connection.sendall(content)
@@ -160,7 +160,7 @@ def test_chunked_and_announced_bodies_are_refused_too(restricted: Serving) -> No
             # The connection goes on where the body has ended
             connection.sendall(infer_bytes(4, {"X-Key": "sesame"}))
             assert answer_on(connection)[0] == 200
-    with socket.create_connection(("127.0.0.1", restricted.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", restricted.port), timeout=PATIENCE_S) as connection:
         head = b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n"
         connection.sendall(head)
         assert answer_on(connection)[0] == 403
@@ -213,7 +213,7 @@ def rpc_code(serving: Serving, path: str, token: str | None) -> Any:
     with grpc.insecure_channel(f"127.0.0.1:{serving.grpc_port}") as channel:
         metadata = [("authorization", f"Bearer {token}")] if token else []
         try:
-            channel.unary_unary(path)(b"", metadata=metadata, timeout=30)
+            channel.unary_unary(path)(b"", metadata=metadata, timeout=PATIENCE_S)
         except grpc.RpcError as error:
             return error.code()
         return grpc.StatusCode.OK
@@ -243,7 +243,7 @@ def test_tokens(with_tokens: Serving) -> None:
 def test_tokens_in_heads_that_differ(with_tokens: Serving) -> None:
     """Each head is another one than those before, of lines that are known and of some that are not."""
     good, bad = f"Authorization: Bearer {GUEST}", "Authorization: Bearer a-token-that-nobody-has"
-    with socket.create_connection(("127.0.0.1", with_tokens.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", with_tokens.port), timeout=PATIENCE_S) as connection:
         for number, (lines, status) in enumerate(
             [
                 *[([good], 200)] * 3,
@@ -311,7 +311,7 @@ def test_apis_that_are_open(repository: Path, token_file: Path) -> None:
 def test_the_file_is_read_again(with_tokens: Serving, token_file: Path) -> None:
     """A repeated request notices, too; a file with a mistake changes nothing."""
     old, new = (infer_bytes(4, bearer(token)) for token in (GUEST, NEW))
-    with socket.create_connection(("127.0.0.1", with_tokens.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", with_tokens.port), timeout=PATIENCE_S) as connection:
 
         def status(request: bytes) -> int:
             connection.sendall(request)
@@ -350,6 +350,6 @@ def test_a_file_with_a_mistake_ends_the_start(repository: Path, tmp_path: Path, 
         path.write_text(text)
     server = Serving(repository, f"--auth-token-file={path}")
     server.start()
-    assert server.process.wait(60) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     server.wait_for(f"--auth-token-file={path}.*{said}")
     server.stop()

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.real_server import Answer, Serving, binary_output, eventually, io_config, write_model
+from tests.real_server import PATIENCE_S, Answer, Serving, binary_output, eventually, io_config, write_model
 
 # A model that runs the Python text of its input, with `call` at hand, and returns what that leaves in `result`.
 SCRIPT = """
@@ -714,7 +714,7 @@ while not (meet / "pair_0_0").exists() or not (meet / "pair_0_1").exists():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert len(results) == 2
     assert "bottom" in results
     assert all(result == "bottom" or "can never run" in result for result in results)
@@ -769,7 +769,7 @@ def test_the_model_that_was_called_dies(server: Serving, signals: Path) -> None:
     caller = threading.Thread(target=lambda: results.append(run(server, source)))
     caller.start()
     os.kill(process_in(signals / "running"), signal.SIGKILL)
-    caller.join(60)
+    caller.join(PATIENCE_S)
     assert "Stub process 'slow_0' is not healthy" in results[0]
     wait_until_back(server, "slow")
     assert run(server, "result = float(call('echo', np.ones(300_000, np.float32))[0].sum())") == 300_000
@@ -787,7 +787,7 @@ call("slow", np.zeros(400_000, np.float32))
     caller.start()
     process_in(signals / "running")
     os.kill(process_in(signals / "caller"), signal.SIGKILL)
-    caller.join(60)
+    caller.join(PATIENCE_S)
     assert results[0].status == 500
     assert "Stub process 'script_0' is not healthy" in results[0].error
     # Its call was cancelled, and what it called sees that.
@@ -817,7 +817,7 @@ result = [first, *threads, *coroutines]
     queued = 'nv_inference_pending_request_count{model="slow",version="1"} 6'
     eventually(lambda: queued in server.metrics().body.decode())
     os.kill(process, signal.SIGKILL)
-    caller.join(60)
+    caller.join(PATIENCE_S)
     assert len(results[0]) == 7
     assert all("Stub process 'slow_0' is not healthy" in result for result in results[0])
     wait_until_back(server, "slow")
@@ -854,7 +854,7 @@ result = [float(under_way.sum()), call("slow", np.ones(9, np.float32))]
         process_in(signals / "running")
         assert server.request("POST", "/v2/repository/models/slow/unload", b"{}").status == 200
         (signals / "go").touch()
-        caller.join(60)
+        caller.join(PATIENCE_S)
         assert results[0][0] == 9
         assert "Model 'slow' is not ready. Request for unknown model: 'slow' has no available versions" in results[0][1]
 
@@ -916,7 +916,7 @@ os._exit(3)
         parent = psutil.Process(server.process.pid)
         eventually(lambda: any(child.status() == psutil.STATUS_ZOMBIE for child in parent.children()))
         parent.resume()
-        asking.join(60)
+        asking.join(PATIENCE_S)
         assert "it exited with code 3" in answers[0].error
         wait_until_back(server, "script")
         too_large = server.infer_array("never_ready", np.zeros(10_000_000, np.float32))

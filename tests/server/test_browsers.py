@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from stubserve.commands.init import write_model as write_new_model
-from tests.real_server import Serving, binary_request, write_model
+from tests.real_server import PATIENCE_S, Serving, binary_request, write_model
 from tools.browser import PROGRAM
 
 PAGE = Path(__file__).parents[2] / "docs" / "browser.md"
@@ -78,7 +78,7 @@ def test_without_the_flag_nothing_is_said(repository: Path) -> None:
 def test_an_origin_has_nothing_behind_it(repository: Path) -> None:
     refused = Serving(repository, "--http-cors-origin=https://example.org/")
     refused.start()
-    assert refused.process.wait(60) == 1
+    assert refused.process.wait(PATIENCE_S) == 1
     refused.stop()
     refused.wait_for("--http-cors-origin: an origin is as https://example.org or .*, or \\* for all")
 
@@ -107,7 +107,7 @@ def test_the_page_of_the_docs_calls_a_model(tmp_path: Path, flags: tuple[str, ..
             assert PROGRAM is not None
             command = [PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
             command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=60000", "--dump-dom", url]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
         finally:
             pages.shutdown()
             serving.join()

@@ -20,7 +20,7 @@ import pytest
 from stubserve_stub.runtime.confinement import NETWORK_VERSION, landlock_version
 
 from ..evaluating_model import evaluating
-from ..real_server import Serving, eventually, write_model
+from ..real_server import PATIENCE_S, Serving, eventually, write_model
 
 EVALUATE = evaluating("""
     import os, resource, socket, subprocess, sys, tempfile
@@ -88,7 +88,7 @@ def descriptors(pid: int) -> dict[int, str]:
 
 def test_a_stub_has_its_own_descriptors_and_no_others(serving: Serving) -> None:
     """Arena, control socket, three doorbells, and its standard streams: none of the server's sockets or files."""
-    with socket.create_connection(("127.0.0.1", serving.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", serving.port), timeout=PATIENCE_S) as connection:
         connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
         assert connection.recv(1 << 16)
         for _ in range(2):  # the second is a stub that was started while the server served
@@ -236,7 +236,7 @@ def test_no_network(repository: Path) -> None:
 def refusal_of(repository: Path, *flags: str, **how: Any) -> str:
     """What the log says of a start that fails."""
     command = Serving(repository, *flags).command
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **how)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, **how)
     assert done.returncode == 1, done
     return done.stdout + done.stderr
 

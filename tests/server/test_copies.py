@@ -27,7 +27,7 @@ from stubserve.flags import parse_arguments
 from stubserve.http.shared import Connections
 from stubserve.server.fronts import grpc_server, http_server
 from stubserve.server.server import Server
-from tests.real_server import Serving, binary_request, io_config, write_model
+from tests.real_server import PATIENCE_S, Serving, binary_request, io_config, write_model
 from tests.server.grpc_calls import SERVICE, request
 from tools.bench.http2_client import GrpcConnection, framed
 
@@ -123,7 +123,7 @@ class Client:
     """A blocking connection that sends one request again and again and reads the answers into one buffer."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         self._buffer = bytearray(TENSOR_BYTES + 64 * 1024)
 
     def infer(self, request: bytes) -> memoryview:

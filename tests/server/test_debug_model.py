@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.real_server import Answer, Serving, binary_output, write_model
+from tests.real_server import PATIENCE_S, Answer, Serving, binary_output, write_model
 from tests.terminal import Terminal
 
 STOPPING = """
@@ -42,7 +42,7 @@ def test_a_person_can_stop_in_a_model_and_go_on(repository: Path) -> None:
         terminal.expect(r"42\r?\n")
         terminal.expect(r"\(Pdb\) ")
         terminal.type("continue\n")
-        asking.join(30)
+        asking.join(PATIENCE_S)
         np.testing.assert_array_equal(binary_output(answers[0]), [41, 41])
 
 
@@ -59,7 +59,7 @@ def test_ctrl_c_ends_a_model_that_stands_at_a_breakpoint_and_leaves_the_terminal
         terminal.expect("Waiting for in-flight requests")
         assert terminal.end() == 0
         assert termios.tcgetattr(terminal.descriptor) == modes
-    asking.join(30)
+    asking.join(PATIENCE_S)
     assert answers[0].status == 500
 
 
@@ -80,6 +80,6 @@ def test_a_name_that_no_model_has_is_refused(repository: Path) -> None:
     write_model(repository, "stops", STOPPING)
     server = Serving(repository, "--debug-model=stop")
     server.start()
-    assert server.process.wait(60) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     server.stop()
     server.wait_for("--debug-model=stop: there is no model of that name; did you mean 'stops'?")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.real_server import Answer, Serving, binary_output, eventually, write_model
+from tests.real_server import PATIENCE_S, Answer, Serving, binary_output, eventually, write_model
 from tests.terminal import Terminal
 
 ADDS = """
@@ -155,13 +155,13 @@ def test_any_model_may_be_debugged(repository: Path) -> None:
         asking.start()
         terminal.expect(r"\(Pdb\) ")
         terminal.type("continue\n")
-        asking.join(30)
+        asking.join(PATIENCE_S)
         assert float(binary_output(answers[0])[0]) == 1
 
 
 def test_other_ways_of_model_control_are_refused(repository: Path) -> None:
     server = Serving(repository, "--dev", "--model-control-mode=explicit")
     server.start()
-    assert server.process.wait(60) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     server.stop()
     server.wait_for("--dev loads what changes on disk, and --model-control-mode=explicit says otherwise")

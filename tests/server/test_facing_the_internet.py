@@ -57,7 +57,7 @@ class Facing:
 
     def ask(self, method: str, path: str, *headers: dict[str, str], port: int = 0, body: bytes | None = None) -> Answer:
         connection = http.client.HTTPSConnection(
-            "localhost", port or self.serving.port, timeout=60, context=self.context
+            "localhost", port or self.serving.port, timeout=PATIENCE_S, context=self.context
         )
         connection.request(method, path, body, {name: value for one in headers for name, value in one.items()})
         response = connection.getresponse()
@@ -114,7 +114,11 @@ def test_the_command_has_all_that_the_list_asks_for() -> None:
 
 def test_tritons_clients_get_in_with_their_token(facing: Facing) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", facing.here(CLIENTS)], cwd=facing.folder, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", facing.here(CLIENTS)],
+        cwd=facing.folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("True") == 2

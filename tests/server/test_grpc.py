@@ -245,7 +245,7 @@ def test_messages_that_are_none(triton: Grpc, message: bytes) -> None:
         with pytest.raises(grpc.RpcError) as error:
             triton.raw(f"{SERVICE}/{name}", message if name == "ModelInfer" else b"\xff\xff")
         assert (error.value.code(), error.value.details()) == (grpc.StatusCode.INTERNAL, "Unable to parse request")
-    stream = triton.channel.stream_stream(f"{SERVICE}/ModelStreamInfer")(iter([message]), timeout=60)
+    stream = triton.channel.stream_stream(f"{SERVICE}/ModelStreamInfer")(iter([message]), timeout=PATIENCE_S)
     with pytest.raises(grpc.RpcError) as error:
         list(stream)
     assert error.value.code() is grpc.StatusCode.INTERNAL
@@ -292,7 +292,7 @@ def test_a_decoupled_model(triton: Grpc) -> None:
 
 
 def test_a_decoupled_model_waits_for_a_slow_reader(triton: Grpc, server: Serving) -> None:
-    stream = triton.stub.ModelStreamInfer(iter([request("decoupled", [300, 1 << 16])]), timeout=120)
+    stream = triton.stub.ModelStreamInfer(iter([request("decoupled", [300, 1 << 16])]), timeout=PATIENCE_S)
     next(stream)
     # While nobody reads, another model is served, and this one does not get far.
     for _ in range(200):
@@ -306,7 +306,7 @@ def test_strict_errors_end_the_stream(triton: Grpc) -> None:
     answers = triton.stub.ModelStreamInfer(
         iter([request("nobody", id="1"), request("failing", id="2"), request("patient", id="3")]),
         metadata=metadata,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert next(answers).error_message
     with pytest.raises(grpc.RpcError) as error:
@@ -370,7 +370,7 @@ def test_the_model_sees_that_its_client_is_gone(server: Serving, kind: str) -> N
 def test_health(triton: Grpc) -> None:
     assert triton.raw("/grpc.health.v1.Health/Check", b"") == b"\x08\x01"
     assert triton.raw("/grpc.health.v1.Health/Check", b"\x0a\x01x") == b"\x08\x01"
-    watch = triton.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=60)
+    watch = triton.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=PATIENCE_S)
     assert next(watch) == b"\x08\x01"
     watch.cancel()
 
@@ -392,7 +392,7 @@ def test_reflection(triton: Grpc, package: str) -> None:
                 ask(file_containing_symbol="no.such.Thing"),
             ]
         ),
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     names = {service.name for service in listed.list_services_response.service}
     assert names >= {"inference.GRPCInferenceService", "grpc.health.v1.Health", f"{package}.ServerReflection"}
@@ -412,7 +412,7 @@ def test_every_rpc_answers(triton: Grpc) -> None:
     for method in service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
         if method.client_streaming:
             continue
-        call = triton.channel.unary_unary(f"{SERVICE}/{method.name}").future(b"", timeout=60)
+        call = triton.channel.unary_unary(f"{SERVICE}/{method.name}").future(b"", timeout=PATIENCE_S)
         assert call.code() is grpc.StatusCode.OK or call.details(), method.name
     with pytest.raises(grpc.RpcError) as unknown:
         triton.raw(f"{SERVICE}/Nothing", b"")
@@ -540,7 +540,7 @@ def test_a_server_that_stops_ends_its_streams(repository: Path) -> None:
 
         def requests() -> Iterator[object]:
             yield request()
-            done.wait(60)
+            done.wait(PATIENCE_S)
 
         stream = calls.stub.ModelStreamInfer(requests())
         watch = calls.channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
@@ -549,7 +549,7 @@ def test_a_server_that_stops_ends_its_streams(repository: Path) -> None:
 
         def questions() -> Iterator[bytes]:
             yield b"\x3a\x00"
-            done.wait(60)
+            done.wait(PATIENCE_S)
 
         ask = calls.channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
         reflection = ask(questions())

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.real_server import IDENTITY, Serving, io_config, write_model
+from tests.real_server import IDENTITY, PATIENCE_S, Serving, io_config, write_model
 from tests.server.grpc_calls import SERVICE, connected
 
 # tritonclient's own imports warn on some versions; those are not ours to fix.
@@ -104,7 +104,7 @@ def test_async(server: Serving) -> None:
                 lambda result, error, number=number: answers.put((number, result, error)),
             )
         for _ in range(20):
-            number, result, error = answers.get(timeout=60)
+            number, result, error = answers.get(timeout=PATIENCE_S)
             assert error is None
             np.testing.assert_array_equal(result.as_numpy("OUTPUT0"), np.full((1, 5), number))
 
@@ -146,7 +146,7 @@ def test_a_stream_answers_in_the_order_of_requests(server: Serving) -> None:
         for number, model in enumerate(["slow", "echo", "echo", "nobody", "echo", "slow", "echo"]):
             triton.async_stream_infer(model, [given(client, array)], request_id=str(number))
         for number in range(7):
-            result, error = answers.get(timeout=60)
+            result, error = answers.get(timeout=PATIENCE_S)
             if number == 3:
                 assert result is None
                 assert "Request for unknown model: 'nobody' is not found" in str(error)
@@ -161,5 +161,5 @@ def test_a_stream_answers_in_the_order_of_requests(server: Serving) -> None:
 
 def test_a_unary_call_without_its_message(server: Serving) -> None:
     with connected(server) as calls, pytest.raises(grpc.RpcError) as error:
-        calls.channel.stream_unary(f"{SERVICE}/ModelInfer")(iter([]), timeout=60)
+        calls.channel.stream_unary(f"{SERVICE}/ModelInfer")(iter([]), timeout=PATIENCE_S)
     assert (error.value.code(), error.value.details()) == (grpc.StatusCode.INTERNAL, "Unable to parse request")

@@ -16,7 +16,7 @@ import pytest
 
 from stubserve.grpc.http2 import frames
 from stubserve.grpc.http2.frames import frame, window_update
-from tests.real_server import Serving, io_config, write_model
+from tests.real_server import PATIENCE_S, Serving, io_config, write_model
 from tests.server.grpc_calls import SERVICE, connected, request, typed
 from tests.server.http2_client import Raw, data, prefixed
 
@@ -60,7 +60,7 @@ def until_served(server: Serving, size: int) -> None:
     message = request(raw=[bytes(size)], shape=[size // 4])
     with connected(server) as calls:
         while True:
-            outcome = calls.stub.ModelInfer.future(message, timeout=60)
+            outcome = calls.stub.ModelInfer.future(message, timeout=PATIENCE_S)
             error = outcome.exception()
             if error is None:
                 return
@@ -263,7 +263,7 @@ def test_what_waits_for_a_busy_model_is_counted(repository: Path) -> None:
             call.add_done_callback(ended.put)
             waiting.append(call)
         for _ in range(30):
-            refused = ended.get(timeout=60)
+            refused = ended.get(timeout=PATIENCE_S)
             assert refused.code() is grpc.StatusCode.UNAVAILABLE
             assert "--shm-limit" in refused.details()
         for call in waiting:

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException
 
-from ..real_server import Answer, Serving, binary_output, io_config, write_model
+from ..real_server import PATIENCE_S, Answer, Serving, binary_output, io_config, write_model
 
 # Executes until there is a file `go` beside it, and fails then where the first number is negative.
 WAITS = """
@@ -77,7 +77,7 @@ def test_two_steps_that_ask_the_same_and_fail_harm_nobody(tmp_path: Path) -> Non
         bystanders = [pool.submit(server.infer_array, "waits", BAD) for _ in range(3)]
         go.touch()
         for asked in (first, *bystanders):
-            answer = asked.result(60)
+            answer = asked.result(PATIENCE_S)
             assert (answer.status, "not this one" in answer.error) == (500, True)
         # More than its limit of requests, and more than there is memory for, if any were kept.
         for _ in range(20):
@@ -105,10 +105,10 @@ def test_a_stream_that_an_error_ends_harms_nobody(tmp_path: Path) -> None:
             server.wait_for("executing")
             bystanders = [pool.submit(server.infer_array, "waits", BAD) for _ in range(3)]
             go.touch()
-            assert "not this one" in str(answers.get(timeout=60)[1])
+            assert "not this one" in str(answers.get(timeout=PATIENCE_S)[1])
             client.stop_stream()
         for asked in bystanders:
-            assert asked.result(60).error == "not this one"
+            assert asked.result(PATIENCE_S).error == "not this one"
         assert server.stop() == 0
         assert "Traceback" not in server.output
         assert "Exit timeout expired" not in server.output
@@ -124,10 +124,10 @@ def test_those_that_wait_for_another_count_as_queued(tmp_path: Path, model: str)
         for _ in range(5):
             pool.submit(server.infer_array, model, GOOD).add_done_callback(lambda asked: followers.put(asked.result()))
         for _ in range(3):
-            refused = followers.get(timeout=60)
+            refused = followers.get(timeout=PATIENCE_S)
             assert (refused.status, refused.error) == (503, "[request id: <id_unknown>] Exceeds maximum queue size")
         go.touch()
-        answered = [leader.result(60), *(followers.get(timeout=60) for _ in range(2))]
+        answered = [leader.result(PATIENCE_S), *(followers.get(timeout=PATIENCE_S) for _ in range(2))]
         assert [binary_output(answer)[0] for answer in answered] == [1, 1, 1]
         assert server.statistics(model)["inference_stats"]["fail"]["count"] == 3
 
@@ -145,12 +145,12 @@ def test_the_place_of_one_that_waits_goes_to_a_client_that_has_fewer(tmp_path: P
             server.wait_for("executing")
             for _ in range(4):  # three wait, one is refused
                 client.async_infer(model, [given], partial(_put, answers))
-            error = answers.get(timeout=60)[1]
+            error = answers.get(timeout=PATIENCE_S)[1]
             assert isinstance(error, InferenceServerException)
             assert error.message().endswith("Exceeds maximum queue size")
             other = pool.submit(server.infer_array, model, GOOD)
-            error = answers.get(timeout=60)[1]
+            error = answers.get(timeout=PATIENCE_S)[1]
             assert "the place went to a client that has fewer requests waiting" in error.message()
             go.touch()
-            assert [answers.get(timeout=60)[0].as_numpy("OUTPUT0")[0] for _ in range(3)] == [1, 1, 1]
-            assert binary_output(other.result(60))[0] == 1
+            assert [answers.get(timeout=PATIENCE_S)[0].as_numpy("OUTPUT0")[0] for _ in range(3)] == [1, 1, 1]
+            assert binary_output(other.result(PATIENCE_S))[0] == 1

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from stubserve.grpc.http2 import frames
-from tests.real_server import Serving, binary_output, binary_request, io_config, write_model
+from tests.real_server import PATIENCE_S, Serving, binary_output, binary_request, io_config, write_model
 from tests.server.http2_client import Raw, data
 from tools.siege.fort import Watch
 from tools.siege.grpc_attacks import INFER, message
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 def claim(server: Serving, length: int, sent: bytes = b"x", extra: str = "") -> socket.socket:
     """A connection whose request announces a body and begins to send it."""
-    client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
     head = f"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n{extra}\r\n"
     client.sendall(head.encode() + sent)
     return client
@@ -97,7 +97,7 @@ def test_who_does_not_read_is_closed_and_the_memory_comes_back(tmp_path: Path) -
     lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     with Serving(tmp_path, "--shm-limit=256M", "--send-timeout-secs=1") as server:  # noqa: SIM117
-        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as client:
             client.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
             server.wait_for("taken nothing of its answer for 1 s")
             received = 0
@@ -113,7 +113,7 @@ def test_out_of_descriptors_is_said_and_health_answers(tmp_path: Path) -> None:
         pid = server.process.pid
         used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 100, used + 100))
-        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(300)]
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) for _ in range(300)]
         assert server.get("/v2/health/live").status == 200
         assert server.infer_array("echo", np.zeros(4, np.float32)).status == 200
         server.wait_for(r"out of descriptors: \d+ of \d+ are in use.*ulimit -n")
@@ -125,7 +125,7 @@ def test_out_of_descriptors_is_said_and_health_answers(tmp_path: Path) -> None:
 def test_idle_connections_are_closed_after_a_time(tmp_path: Path) -> None:
     write_model(tmp_path, "echo")
     with Serving(tmp_path, "--idle-timeout-secs=1") as server:  # noqa: SIM117
-        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as client:
             client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
             assert answer_of(client).startswith(b"HTTP/1.1 200 ")
             assert client.recv(1) == b""
@@ -158,7 +158,7 @@ def test_who_never_comes_to_an_end_is_given_up(tmp_path: Path) -> None:
             b"POST /v2/repository/index HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nx",
             b"POST /v2/models/echo/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nx",
         )
-        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in starts]
+        clients = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) for _ in starts]
         for client, start in zip(clients, starts, strict=True):
             client.sendall(start)
         for client, start in zip(clients, starts, strict=True):
@@ -171,7 +171,10 @@ def test_who_never_comes_to_an_end_is_given_up(tmp_path: Path) -> None:
 
 def test_http_2_on_the_port_of_http_does_not_hold_up_the_exit(tmp_path: Path) -> None:
     write_model(tmp_path, "echo")
-    with Serving(tmp_path) as server, socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+    with (
+        Serving(tmp_path) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as client,
+    ):
         client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         answer_of(client)
         assert server.stop(10) == 0

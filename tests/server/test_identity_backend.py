@@ -26,7 +26,7 @@ from stubserve.errors import ServeError
 from stubserve.model_config.complete import normalise
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.render import to_json_dict
-from tests.real_server import Answer, Serving, binary_output, write_model
+from tests.real_server import PATIENCE_S, Answer, Serving, binary_output, write_model
 from tests.server.grpc_calls import connected, request
 from tests.server.native_models import ask_eight_rows, measure_copies
 from tests.server.test_bls import eventually
@@ -199,7 +199,7 @@ def test_killed_and_back(tmp_path: Path) -> None:
         # One is executed, another may be on its way to the stub; when others wait for their turn these have arrived.
         eventually(lambda: pending(server, "stuck") > 0)
         os.kill(stub, signal.SIGKILL)
-        given = [answers.get(timeout=60) for _ in threads]
+        given = [answers.get(timeout=PATIENCE_S) for _ in threads]
         assert {answer.status for answer in given} == {500, 503}
         assert all("it was killed by signal 9 (SIGKILL)" in answer.error for answer in given)
         eventually(lambda: server.stub_pids() not in ([], [stub]))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.real_server import Serving, eventually, write_model
+from tests.real_server import PATIENCE_S, Serving, eventually, write_model
 from tests.server.test_lifecycle import wait_until_gone
 from tests.server.test_model_control import EXPLICIT, Controlled
 
@@ -178,9 +178,9 @@ def test_an_instance_that_goes_finishes_what_it_executes(updated: Updated, more:
         assert not change.done()
         for pipe in pipes:
             pipe.write_text("go on")
-        assert {one.result(60) for one in running} == {f"{model}_0_0", f"{model}_0_1"}
-        assert queued.result(60) == f"{model}_0_1"
-        change.result(60)
+        assert {one.result(PATIENCE_S) for one in running} == {f"{model}_0_0", f"{model}_0_1"}
+        assert queued.result(PATIENCE_S) == f"{model}_0_1"
+        change.result(PATIENCE_S)
         assert len(server.stub_pids()) == 1
     server.wait_for(f"finalize {model}_0_0\n")
     assert updated.names(model) == {f"{model}_0_1"}
@@ -199,8 +199,8 @@ def test_an_instance_that_goes_finishes_what_its_threads_will_answer(updated: Up
         assert "finalize sends_0_0" not in updated.server.output
         assert not change.done()
         pipe.write_text("go on")
-        assert running.result(60) == "sends_0_0"
-        change.result(60)
+        assert running.result(PATIENCE_S) == "sends_0_0"
+        change.result(PATIENCE_S)
         assert len(updated.server.stub_pids()) == 1
     updated.server.wait_for("finalize sends_0_0\n")
     updated.drop("sends")
@@ -213,10 +213,10 @@ def test_new_instances_take_requests_while_old_ones_execute(updated: Updated) ->
         running = updated.waiting(pool, "helped", pipe)
         queued = pool.submit(updated.ask, "helped")
         updated.change("helped", cpu(2))
-        assert queued.result(60) == "helped_0_1"
+        assert queued.result(PATIENCE_S) == "helped_0_1"
         assert updated.names("helped") == {"helped_0_1"}
         pipe.write_text("go on")
-        assert running.result(60) == "helped_0_0"
+        assert running.result(PATIENCE_S) == "helped_0_0"
     assert updated.names("helped") == {"helped_0_0", "helped_0_1"}
     updated.drop("helped")
 
@@ -234,8 +234,8 @@ def test_an_instance_that_goes_and_dies_fails_its_request_and_is_not_restarted(u
         server.wait_for(f"waiting in dies_0_0 for {pipe}\n")
         change = updated.changing(pool, "dies", {"count": 1, "kind": "KIND_MODEL"})
         os.kill(stub, signal.SIGKILL)
-        answer = running.result(60)
-        change.result(60)
+        answer = running.result(PATIENCE_S)
+        change.result(PATIENCE_S)
     assert (answer.status, "Stub process 'dies_0_0' is not healthy" in answer.error) == (500, True)
     assert updated.names("dies") == {"dies_0_0"}
     assert len(server.stub_pids()) == 1
@@ -285,7 +285,7 @@ def test_no_request_is_lost_while_instances_change(updated: Updated) -> None:
             updated.change("changes", {"count": 1, "kind": "KIND_MODEL"})
         finally:
             over.set()
-        answered = sum(one.result(60) for one in clients)
+        answered = sum(one.result(PATIENCE_S) for one in clients)
     assert updated.count("changes") == answered
     updated.drop("changes")
 
@@ -300,8 +300,8 @@ def test_an_unload_waits_for_instances_that_go(updated: Updated) -> None:
         assert updated.rows("unloads")[0]["state"] == "UNLOADING"
         for pipe in pipes:
             pipe.write_text("go on")
-        assert {one.result(60) for one in running} == {"unloads_0_0", "unloads_0_1"}
-        change.result(60)
+        assert {one.result(PATIENCE_S) for one in running} == {"unloads_0_0", "unloads_0_1"}
+        change.result(PATIENCE_S)
     updated.wait_unloaded("unloads")
     updated.server.wait_for_all("finalize unloads_0_", 2)
     assert updated.server.stub_pids() == []

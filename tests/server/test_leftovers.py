@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.real_server import Serving, eventually, write_model
+from tests.real_server import PATIENCE_S, Serving, eventually, write_model
 
 # Starts a child, one in a session of its own, one that nobody waits for any more, and one that forgets everything.
 PROLIFIC = """
@@ -127,4 +127,4 @@ def test_as_the_first_process_of_a_container_it_leaves_no_dead_ones(tmp_path: Pa
         orphans = eventually(dead)
         eventually(lambda: not orphans & dead())
         os.kill(inner.pid, signal.SIGTERM)
-        server.process.wait(30)
+        server.process.wait(PATIENCE_S)

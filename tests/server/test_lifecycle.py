@@ -431,11 +431,11 @@ def test_readiness_goes_first_and_all_else_goes_on_for_a_while(tmp_path: Path) -
     write_model(tmp_path, "echo")
 
     def is_ready(grpc: Grpc) -> bool:
-        return bool(grpc.stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=60).ready)
+        return bool(grpc.stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=PATIENCE_S).ready)
 
     with Serving(tmp_path, "--exit-delay-secs=3600") as server:
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(60) == 0
+        assert server.process.wait(PATIENCE_S) == 0
     with Serving(tmp_path, "--exit-delay-secs=3600") as server, connected(server) as grpc:
         open_before = server.connect()
         assert asked(open_before, "/v2/health/ready") == 200
@@ -452,5 +452,5 @@ def test_readiness_goes_first_and_all_else_goes_on_for_a_while(tmp_path: Path) -
         # Who is in a hurry now does not wait for it.
         time.sleep(0.4)  # the same ctrl-C may come twice
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(60) == 128 + signal.SIGINT
+        assert server.process.wait(PATIENCE_S) == 128 + signal.SIGINT
         open_before.close()

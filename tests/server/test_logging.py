@@ -23,7 +23,7 @@ from grpc import RpcError
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from tests.real_server import Answer, Serving, binary_request, eventually, io_config, write_model
+from tests.real_server import PATIENCE_S, Answer, Serving, binary_request, eventually, io_config, write_model
 from tests.server.grpc_calls import connected
 from tests.server.grpc_calls import request as grpc_request
 
@@ -386,12 +386,12 @@ def test_each_call_has_a_line_where_that_is_wanted(tmp_path: Path, transport: st
         server.wait_for(line("ModelInfer", f"OK model='echo', {took}"))
         grpc.refusal(grpc_request("no\nbody"))
         server.wait_for(line("ModelInfer", r"\w+ model='no\\+nbody', \d+ µs, \d+ bytes in, 0 out"))
-        assert grpc.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=60).live
+        assert grpc.stub.ServerLive(service_pb2.ServerLiveRequest(), timeout=PATIENCE_S).live
         server.wait_for(line("ServerLive", r"OK, \d+ µs, 0 bytes in, 2 out"))
         assert len(grpc.stream(message, message, message)) == 3
         in_all = 3 * message.ByteSize()
         server.wait_for(line("ModelStreamInfer", rf"OK model='echo', \d+ µs, {in_all} bytes in, \d+ out"))
-        call = grpc.stub.ModelInfer.future(grpc_request("waits"), timeout=60)
+        call = grpc.stub.ModelInfer.future(grpc_request("waits"), timeout=PATIENCE_S)
         server.wait_for("executing")
         call.cancel()
         server.wait_for(line("ModelInfer", r"CANCELLED model='waits', \d+ µs, \d+ bytes in, 0 out"))
@@ -414,7 +414,7 @@ def test_a_log_file_on_a_full_disk(tmp_path: Path) -> None:
         http_port = re.search(r"Started HTTPService at \S+:(\d+)", file.read_text())
         assert http_port is not None
         server.port = int(http_port[1])
-        metrics = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+        metrics = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=PATIENCE_S)
         # Long enough for a part of a line
         full = file.stat().st_size + 10
         _, most = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE)

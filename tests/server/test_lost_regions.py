@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 
 from tests.client_memory import PAGE, SharedFile
-from tests.real_server import Answer, Serving, binary_output, eventually, io_config, write_model
+from tests.real_server import PATIENCE_S, Answer, Serving, binary_output, eventually, io_config, write_model
 
 COUNT = 256 * PAGE
 WAIT = """
@@ -190,7 +190,7 @@ def ask_and_shrink(server: Serving, model: str, shrink_to: int = PAGE) -> Answer
         eventually((folder / "executes").exists)
         file.shrink(shrink_to)
         (folder / "go").touch()
-        return asked.result(60)
+        return asked.result(PATIENCE_S)
 
 
 @pytest.mark.parametrize("model", ["python_threads", "a_process", "a_system_call"])

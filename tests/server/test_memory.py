@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.real_server import Serving, binary_output, binary_request, eventually, io_config, write_model
+from tests.real_server import PATIENCE_S, Serving, binary_output, binary_request, eventually, io_config, write_model
 
 KEEPER = """
     import numpy as np
@@ -195,7 +195,7 @@ def test_an_answer_from_another_requests_input_that_a_sender_keeps_is_a_copy(tmp
     array = np.full((1, 1 << 21), 3, np.float32)
     path, body, headers = binary_request("swaps", array)
     with Serving(tmp_path / "models") as server:
-        first, second = (HTTPConnection("127.0.0.1", server.port, timeout=60) for _ in range(2))
+        first, second = (HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S) for _ in range(2))
         first.request("POST", path, body, headers)
         second.request("POST", path, body, headers)
         answer = first.getresponse()  # the head: most of the tensor is still to be sent

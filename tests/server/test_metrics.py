@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stubserve.observability.families import RESERVED
-from tests.real_server import Answer, Serving, binary_output, binary_request, io_config, write_model
+from tests.real_server import PATIENCE_S, Answer, Serving, binary_output, binary_request, io_config, write_model
 
 # Runs each request's text and answers with what it leaves in `result`.
 WORKBENCH = """
@@ -368,7 +368,7 @@ def test_switches(repository: Path) -> None:
         second = Serving(repository, f"--metrics-port={server.metrics_port}", "--metrics-address=127.0.0.1")
         second.start()
         second.wait_for("Choose another --metrics-port")
-        assert second.process.wait(30) == 1
+        assert second.process.wait(PATIENCE_S) == 1
         second.stop()
 
 

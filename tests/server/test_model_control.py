@@ -188,7 +188,7 @@ def open_gate(pipe: Path) -> None:
 def ask(method: Any, message: Any) -> tuple[str, str]:
     """Status and text of a unary RPC."""
     try:
-        method(message, timeout=60)
+        method(message, timeout=PATIENCE_S)
     except grpc.RpcError as error:
         return error.code().name, error.details() or ""
     return "OK", ""
@@ -234,7 +234,7 @@ def test_over_grpc(controlled: Controlled) -> None:
         assert ask(load, message) == ("OK", "")
         assert controlled.value("remote") == 5
         assert ask(load, service_pb2.RepositoryModelLoadRequest(model_name="remote")) == ("OK", "")
-        index = client.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=60)
+        index = client.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=PATIENCE_S)
         assert [row.state for row in index.models if row.name == "remote"] == ["READY"]
         assert ask(load, service_pb2.RepositoryModelLoadRequest(model_name="nowhere")) == (
             "INTERNAL",
@@ -264,7 +264,7 @@ def test_requests_that_run_are_finished_by_what_is_unloaded(controlled: Controll
         answer = server.get("/v2/models/busy/versions/1")
         assert (answer.status, answer.error) == (503, text)
         open_gate(pipe)
-        assert running.result(60) == 1
+        assert running.result(PATIENCE_S) == 1
     controlled.wait_unloaded("busy")
 
 
@@ -297,7 +297,7 @@ def test_no_request_is_lost_while_a_model_is_loaded_anew(controlled: Controlled)
         finally:
             over.set()
         for client in clients:
-            values = client.result(60)
+            values = client.result(PATIENCE_S)
             assert values == sorted(values)
             assert len(set(values)) > 1
     controlled.drop("swapped")
@@ -553,13 +553,13 @@ def test_a_load_that_is_too_large(tmp_path: Path) -> None:
         answer = server.request("POST", path, large)
         assert (answer.status, "--http-max-input-size" in answer.error) == (400, True), answer
         # In chunks nobody knows how long it will be.
-        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
             head = f"POST {path} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
             connection.sendall(head.encode() + b"100000\r\n" + large[: 1 << 20])
             assert connection.recv(12) == b"HTTP/1.1 400"
         # A length of which an int has nothing left, as announced and as a text
         for length in 2**31, 2**32 + 10, 2**63 - 1:
-            with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
                 connection.sendall(
                     f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n".encode() + large[:500]
                 )
@@ -607,9 +607,9 @@ def test_loads_of_one_model_take_turns_and_others_do_not_wait(controlled: Contro
         assert not first.done()
         assert server.output.count("waiting in slow") == 1
         open_gate(pipe)
-        assert first.result(60).status == 200
+        assert first.result(PATIENCE_S).status == 200
         open_gate(pipe)
-        assert second.result(60).status == 200
+        assert second.result(PATIENCE_S).status == 200
         server.wait_for_all("waiting in slow", 2)
     controlled.drop("slow", "quick")
 

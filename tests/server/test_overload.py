@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2
 from tests.server.grpc_calls import connected as connected_by_grpc
 from tests.server.grpc_calls import request as grpc_request
 
-from ..real_server import Answer, Serving, binary_request, eventually, io_config, write_model
+from ..real_server import PATIENCE_S, Answer, Serving, binary_request, eventually, io_config, write_model
 
 # Answers when the file `go` is in its folder.
 WAITING = """
@@ -78,7 +78,7 @@ def test_a_full_queue_says_when_to_come_again(repository: Path) -> None:
         assert "retry-after" not in too_large.headers
         (repository / "waiting" / "go").touch()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
         assert sorted(set(statuses)) == [200, 503]
         (repository / "waiting" / "go").unlink()
 
@@ -122,7 +122,7 @@ def test_when_memory_is_short_inference_is_refused_and_nothing_else(tmp_path: Pa
             assert answers[-1].error == "memory is short on this machine; try again later (--shed-on-memory-pressure)"
             for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/quick/ready", "/v2/models/quick"):
                 assert serving.get(path).status == 200
-            assert grpc.stub.ModelReady(service_pb2.ModelReadyRequest(name="quick"), timeout=60).ready
+            assert grpc.stub.ModelReady(service_pb2.ModelReadyRequest(name="quick"), timeout=PATIENCE_S).ready
             asked = grpc_request("quick", [1.0])
 
             def refused_by_grpc() -> bool:
@@ -170,7 +170,7 @@ def test_a_client_that_reads_has_all_of_its_answer_however_slow_the_server_is(tm
     server.command[1:3] = ["-c", STANDS]
     with server as serving, socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
-        reader.settimeout(60)
+        reader.settimeout(PATIENCE_S)
         reader.connect(("127.0.0.1", serving.port))
         reader.sendall(head + body)
         assert reader.recv(12, socket.MSG_WAITALL | socket.MSG_PEEK) == b"HTTP/1.1 200"
@@ -207,13 +207,13 @@ def test_a_client_that_floods_a_model_gives_way_to_others(tmp_path: Path, way: s
 
         def full() -> bool:
             metadata = (("authorization", next(spellings) + flood_token),) if way == "token" else ()
-            flood.append(stub.ModelInfer.future(request, metadata=metadata, timeout=60))
+            flood.append(stub.ModelInfer.future(request, metadata=metadata, timeout=PATIENCE_S))
             text = serving.metrics(headers=authorized).body.decode()
             return 'pending_request_count{model="waiting",version="1"} 3' in text
 
         eventually(full)
         source = ("127.0.0.2", 0) if way == "address" else None
-        connection = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=60, source_address=source)
+        connection = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=PATIENCE_S, source_address=source)
         stack.callback(connection.close)
         headers = {**headers, "Authorization": f"Bearer {quiet_token}"}
         connection.request("POST", path, body, headers)
@@ -231,7 +231,9 @@ def test_clients_of_streams_are_told_apart(tmp_path: Path) -> None:
     write_model(tmp_path, "waiting", WAITING)
 
     def ask(address: str) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=60, source_address=(address, 0))
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", serving.port, timeout=PATIENCE_S, source_address=(address, 0)
+        )
         with contextlib.closing(connection):
             connection.request("POST", "/v2/models/waiting/generate_stream", b'{"INPUT0": [1.0, 2.0]}')
             response = connection.getresponse()
@@ -268,7 +270,7 @@ def test_clients_of_streams_are_told_apart(tmp_path: Path) -> None:
 def busy(port: int, model: str, *lines: str) -> Iterator[socket.socket]:
     """A connection with a request under way whose body never comes; its head has these lines, too."""
     head = [f"POST /v2/models/{model}/infer HTTP/1.1", "Host: a", "Expect: 100-continue", "Content-Length: 100", *lines]
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
         connection.sendall("\r\n".join([*head, "", ""]).encode())
         # Until its head is read, a connection is idle and gives way to the next.
         assert b" 100 Continue\r\n" in connection.recv(1000)
@@ -278,7 +280,7 @@ def busy(port: int, model: str, *lines: str) -> Iterator[socket.socket]:
 def test_connections_are_limited(repository: Path) -> None:
     """Idle ones yield to new ones; where all are busy a new one is refused."""
     with Serving(repository, "--max-connections=4") as serving, contextlib.ExitStack() as stack:
-        idle = stack.enter_context(socket.create_connection(("127.0.0.1", serving.port), timeout=60))
+        idle = stack.enter_context(socket.create_connection(("127.0.0.1", serving.port), timeout=PATIENCE_S))
         idle.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
         assert idle.recv(1000).startswith(b"HTTP/1.1 200")
         for _ in range(4):
@@ -286,7 +288,7 @@ def test_connections_are_limited(repository: Path) -> None:
         assert idle.recv(1000) == b""
 
         def refused() -> bool:
-            connection = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=PATIENCE_S)
             try:
                 connection.request("GET", "/v2/health/live")
                 return connection.getresponse().status == 503

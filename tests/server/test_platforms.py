@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.real_server import IDENTITY, Answer, Serving, binary_request, eventually, io_config, write_model
+from tests.real_server import IDENTITY, PATIENCE_S, Answer, Serving, binary_request, eventually, io_config, write_model
 
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1]}]}).encode()
 ANSWER = {
@@ -30,7 +30,7 @@ class Port:
         self.port = int(server.wait_for(rf"Started {service} at [^ \n]*:(\d+)")[1])
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
@@ -188,7 +188,7 @@ def test_vertex_takes_its_place_from_the_environment(home: Path, tmp_path: Path)
     server = Serving(home / "models", "--allow-vertex-ai", "--vertex-ai-port=0")
     server.start()
     server.wait_for("creating server: Invalid argument - |AIP_PREDICT_ROUTE is not defined for Vertex AI endpoint")
-    assert server.process.wait(60) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     server.stop()
 
 

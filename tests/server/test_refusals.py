@@ -40,7 +40,7 @@ def test_a_limit_on_open_files(repository: Path) -> None:
         server = Serving(repository, "--allow-grpc=false", "--allow-metrics=false")
         server.command = [*limited(f"-n {count}"), *server.command]
         server.start()
-        server.process.wait(60)
+        server.process.wait(PATIENCE_S)
         server.stop()
         if "Stub process 'echo_0' cannot be started" in server.output:
             break

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real_server import Serving, eventually, write_model
+from tests.real_server import PATIENCE_S, Serving, eventually, write_model
 from tests.server.ensembles import load, run, unload, values, write_chain
 from tests.server.test_model_control import NUMBER
 
@@ -50,7 +50,7 @@ def test_a_storm_of_loads_and_unloads(repository: Path, changes: int) -> None:
             probing = pool.submit(probe)
             outcomes = list(pool.map(change, range(changes)))
             stop.set()
-            probing.result(60)
+            probing.result(PATIENCE_S)
         assert set(outcomes) <= set(REFUSED)
         assert set(probes) == {200}
         for name in (*MODELS, "chain"):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.real_server import Serving, write_model
+from tests.real_server import PATIENCE_S, Serving, write_model
 
 MODEL = """
     import json
@@ -157,7 +157,7 @@ def test_each_request_without_an_id_is_a_sequence_of_its_own(serving: Serving) -
     lengths = f"Content-Length: {len(document) + 4}\r\nInference-Header-Content-Length: {len(document)}"
     front = f"POST /v2/models/numbered/infer HTTP/1.1\r\nHost: a\r\n{lengths}\r\n\r\n".encode() + document
     found = []
-    with socket.create_connection(("127.0.0.1", serving.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", serving.port), timeout=PATIENCE_S) as connection:
         for number in range(6):
             connection.sendall(front + number.to_bytes(4, "little"))
             response = http.client.HTTPResponse(connection)

@@ -22,7 +22,7 @@ import trustme
 
 from stubserve.response_cache.redis_store import PREFIX
 
-from ..real_server import Serving, binary_output, binary_request, eventually, io_config, write_model
+from ..real_server import PATIENCE_S, Serving, binary_output, binary_request, eventually, io_config, write_model
 from ..redis_server import redis_server
 
 # Each execution gives another number, so an answer that is the same as before was not computed.
@@ -126,7 +126,7 @@ def test_every_way_in_finds_what_another_has_put_there(tmp_path: Path) -> None:
                 answers: Queue[Any] = Queue()
                 client.start_stream(partial(_put, answers))
                 client.async_stream_infer("counts", [given], request_id="streamed")
-                result, error = answers.get(timeout=60)
+                result, error = answers.get(timeout=PATIENCE_S)
                 assert error is None
                 assert result.as_numpy("OUTPUT0")[0] == number
                 assert result.get_response().id == "streamed"
@@ -204,7 +204,7 @@ def test_hits_that_come_while_their_model_is_loaded_anew_and_unloaded(tmp_path: 
                     assert ask(server) > first
                 eventually(lambda first=first: all(one and one[-1] > first for one in found))
             assert server.request("POST", "/v2/repository/models/counts/unload").status == 200
-            errors = [client.result(60) for client in clients]
+            errors = [client.result(PATIENCE_S) for client in clients]
         finally:
             over.set()
     assert all("counts" in error for error in errors)
@@ -351,7 +351,7 @@ def test_a_member_that_is_newer_than_its_ensemble_writes_nothing_for_servers_wit
             eventually(lambda: ask(first) == 2)
             assert ask(first, "flow") == 2
             (go / "3").touch()
-            assert [one.result(60).status for one in loads] == [200, 200]
+            assert [one.result(PATIENCE_S).status for one in loads] == [200, 200]
             # Once it is loaded anew its answers are kept, as those of a model of its own.
             assert ask(first, "flow") == 2
             with redis.client() as client:

@@ -25,7 +25,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tritonclient.grpc import service_pb2
 
 from ..client_memory import SharedFile
-from ..real_server import Serving, binary_output, write_model
+from ..real_server import PATIENCE_S, Serving, binary_output, write_model
 from .grpc_calls import SERVICE, connected
 
 SECONDS = float(os.environ.get("STUBSERVE_FUZZ_SECONDS", "5"))
@@ -147,13 +147,13 @@ def test_every_rpc_withstands_anything(serving: Serving) -> None:
                 os.truncate(file.path, chance.choice((0, 100, 8192)))
                 region = service_pb2.SystemSharedMemoryRegisterRequest(name=REGION, key=file.key, byte_size=8192)
                 with contextlib.suppress(grpc.RpcError):
-                    client.stub.SystemSharedMemoryRegister(region, timeout=60)
+                    client.stub.SystemSharedMemoryRegister(region, timeout=PATIENCE_S)
             messages = [chance.message(method.input_type) for _ in range(chance.randrange(4))]
             if method.name == "RepositoryModelUnload" and any(b"echo" in message for message in messages):
                 continue  # the model is still needed
             try:
                 if method.server_streaming:
-                    list(client.channel.stream_stream(path)(iter(messages), timeout=60))
+                    list(client.channel.stream_stream(path)(iter(messages), timeout=PATIENCE_S))
                 else:
                     client.raw(path, messages[0] if messages else b"")
                 status = "OK"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.real_server import Answer, Serving, io_config, write_model
+from tests.real_server import PATIENCE_S, Answer, Serving, io_config, write_model
 
 # The descriptors are in a stub's command line; its channel is found as a stray pointer would find it.
 SCRIBBLER = """
@@ -178,7 +178,7 @@ def test_a_model_that_writes_over_all_that_it_can_takes_no_other_down(tmp_path: 
         assert "Stub process 'scribbler0_0' is not healthy" in end.error
         assert "because its shared memory has been written over" in end.error
         go.touch()
-        waiting.join(60)
+        waiting.join(PATIENCE_S)
         assert answers[0].body.endswith(array.tobytes() + (array + 1).tobytes())
         for name in ("fresh", "other", "waiter", "scribbler0"):
             assert server.request("POST", f"/v2/repository/models/{name}/load", b"{}").status == 200

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 
-from tests.real_server import Serving, write_model
+from tests.real_server import PATIENCE_S, Serving, write_model
 
 ARRAY = np.zeros(4, np.float32)
 # So many connections that all of them at one of two servers would be no chance
@@ -137,6 +137,6 @@ def test_who_does_not_share_a_port_is_refused_it(repository: Path, ports: list[i
         for flag, port in zip(("http", "grpc"), ports, strict=True):
             other = Serving(repository, f"--{flag}-port={port}")
             other.start()
-            assert other.process.wait(60) == 1
+            assert other.process.wait(PATIENCE_S) == 1
             other.wait_for(f"127.0.0.1:{port}' ?.*Address already in use")
             other.stop()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.real_server import IDENTITY, Serving, binary_output, eventually, io_config, write_model
+from tests.real_server import IDENTITY, PATIENCE_S, Serving, binary_output, eventually, io_config, write_model
 
 # Waits in initialize, and in finalize, for a file that has the name of what it waits in, if there is a file "waits".
 SLOW = """
@@ -112,7 +112,7 @@ def test_all_who_come_while_it_wakes_are_answered(asleep: Sleeping) -> None:
         asleep.server.wait_for("waits in initialize")
         assert asleep.ready()
         (asleep.folder / "initialize").touch()
-        assert [one.result(60) for one in asked] == list(range(8))
+        assert [one.result(PATIENCE_S) for one in asked] == list(range(8))
     (asleep.folder / "finalize").touch()
 
 
@@ -126,7 +126,7 @@ def test_a_request_that_comes_while_it_finalizes_wakes_it_again(repository: Path
         asked = pool.submit(sleeping.ask, "model", 7)
         server.get("/v2/health/live")
         (sleeping.folder / "finalize").touch()
-        assert asked.result(60) == 7
+        assert asked.result(PATIENCE_S) == 7
 
 
 def test_who_waits_is_told_why_it_does_not_wake(asleep: Sleeping) -> None:
@@ -186,5 +186,5 @@ def test_an_unload_while_it_wakes(repository: Path) -> None:
         assert server.request("POST", "/v2/repository/models/model/unload", b"{}").status == 200
         (sleeping.folder / "finalize").touch()
         (sleeping.folder / "initialize").touch()
-        assert asked.result(60).status == 200
+        assert asked.result(PATIENCE_S).status == 200
         server.wait_for("successfully unloaded 'model' version 1")

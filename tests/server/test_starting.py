@@ -107,10 +107,12 @@ def test_on_a_terminal_the_start_ends_with_a_table(repository: Path) -> None:
         terminal.expect(r"two +1 +2 +\x1b\[32mREADY")
         terminal.expect(rf"HTTP +http://127\.0\.0\.1:{server.port}/v2/models/two/infer\r\n")
         ask = terminal.expect(r"Ask +(stubserve ask --url=http://127\.0\.0\.1:\d+ two INPUT0='\[1,2,3\]')\r\n")
-        asked = subprocess.run([sys.executable, "-m", *shlex.split(ask[1])], capture_output=True, text=True, timeout=60)
+        asked = subprocess.run(
+            [sys.executable, "-m", *shlex.split(ask[1])], capture_output=True, text=True, timeout=PATIENCE_S
+        )
         assert asked.stdout == "OUTPUT0 FP32 [3]: [1., 2., 3.]\n", asked.stderr
         curl = terminal.expect(r"Curl +(curl -d '.*' http://127\.0\.0\.1:\d+/v2/models/two/infer)\r\n")
-        asked = subprocess.run(["bash", "-c", curl[1]], capture_output=True, text=True, timeout=60)
+        asked = subprocess.run(["bash", "-c", curl[1]], capture_output=True, text=True, timeout=PATIENCE_S)
         assert json.loads(asked.stdout)["outputs"][0]["data"] == [1.0, 2.0, 3.0], asked.stderr
         terminal.expect(r"gRPC +127\.0\.0\.1:\d+\r\n")
         terminal.expect(r"Metrics +http://127\.0\.0\.1:\d+/metrics\r\n")
@@ -176,7 +178,7 @@ def test_requests_that_are_waited_for_are_counted(repository: Path) -> None:
         (folder / "go").touch()
         assert connection.getresponse().status == 200
         connection.close()
-        assert server.process.wait(60) == 0
+        assert server.process.wait(PATIENCE_S) == 0
 
 
 def test_ctrl_c_in_the_middle_of_the_start_says_how_far_it_was(repository: Path) -> None:
@@ -186,5 +188,5 @@ def test_ctrl_c_in_the_middle_of_the_start_says_how_far_it_was(repository: Path)
     server.wait_for("initializing")
     server.process.send_signal(signal.SIGINT)
     server.wait_for("the start is given up; loading models: 0/1, waiting for 'patient'")
-    assert server.process.wait(60) == 0
+    assert server.process.wait(PATIENCE_S) == 0
     server.stop()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.real_server import Serving, write_model
+from tests.real_server import PATIENCE_S, Serving, write_model
 from tests.server.grpc_calls import connected
 
 CONFIG = """
@@ -122,7 +122,7 @@ class EventStream:
         self._socket = socket.socket()
         if receive_buffer:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self._socket.settimeout(60)
+        self._socket.settimeout(PATIENCE_S)
         self._socket.connect(("127.0.0.1", serving.port))
         body = json.dumps({"DO": order}).encode()
         self._socket.sendall(
@@ -166,7 +166,7 @@ class GrpcStream:
         message.raw_input_contents.append(len(text).to_bytes(4, "little") + text)
         self._open = ExitStack()
         stub = self._open.enter_context(connected(serving)).stub
-        self._call = stub.ModelStreamInfer(iter([message]), timeout=60)
+        self._call = stub.ModelStreamInfer(iter([message]), timeout=PATIENCE_S)
 
     def next(self) -> Any:
         """The next response: the text of OUT, or the error; None at the end."""

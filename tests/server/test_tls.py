@@ -21,7 +21,7 @@ from tools.bench.http2_client import SETTINGS, frame
 from tools.bench.processes import rss_anon
 from tools.siege.attack import GRPC_PREFACE
 
-from ..real_server import Serving, binary_request, eventually, write_model
+from ..real_server import PATIENCE_S, Serving, binary_request, eventually, write_model
 
 CONFIG = """
     backend: "identity"
@@ -74,7 +74,7 @@ def ssl_serial(path: Path) -> str:
 
 def served_serial(port: int, context: ssl.SSLContext) -> int:
     """The serial number of the certificate that a new connection meets."""
-    plain = socket.create_connection(("127.0.0.1", port), timeout=60)
+    plain = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
     with context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
         return int(str(connection.getpeercert()["serialNumber"]), 16)  # type: ignore[index]
 
@@ -100,7 +100,9 @@ def serving(repository: Path, certificates: Certificates) -> Iterator[Serving]:
 @pytest.mark.parametrize("size", [1, 1000, 100_000, 8_000_000])
 def test_tensors_arrive_whole(serving: Serving, certificates: Certificates, size: int) -> None:
     """Several on one connection: requests that repeat, and bodies that are received into the arena."""
-    connection = http.client.HTTPSConnection("127.0.0.1", serving.port, context=certificates.client(), timeout=60)
+    connection = http.client.HTTPSConnection(
+        "127.0.0.1", serving.port, context=certificates.client(), timeout=PATIENCE_S
+    )
     for number in range(4):
         array = np.arange(number, number + size, dtype=np.float32)
         path, body, headers = binary_request("echo", array)
@@ -123,7 +125,9 @@ def test_every_route_and_tritons_client(serving: Serving, certificates: Certific
     tensor.set_data_from_numpy(np.arange(4, dtype=np.float32))
     np.testing.assert_array_equal(client.infer("echo", [tensor]).as_numpy("OUTPUT0"), np.arange(4, dtype=np.float32))
     client.close()
-    metrics = http.client.HTTPSConnection("127.0.0.1", serving.metrics_port, context=certificates.client(), timeout=60)
+    metrics = http.client.HTTPSConnection(
+        "127.0.0.1", serving.metrics_port, context=certificates.client(), timeout=PATIENCE_S
+    )
     metrics.request("GET", "/metrics")
     assert b"nv_inference_count" in metrics.getresponse().read()
     metrics.close()
@@ -134,7 +138,7 @@ def test_requests_in_small_pieces_and_several_at_once(serving: Serving, certific
     lines = [f"POST {path} HTTP/1.1", "Host: a", *(f"{name}: {value}" for name, value in headers.items())]
     request = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
     small = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
-    plain = socket.create_connection(("127.0.0.1", serving.port), timeout=60)
+    plain = socket.create_connection(("127.0.0.1", serving.port), timeout=PATIENCE_S)
     with certificates.client().wrap_socket(plain, server_hostname="127.0.0.1") as connection:
         for start in range(0, len(request), 7001):
             connection.sendall(request[start : start + 7001])
@@ -149,7 +153,7 @@ def test_requests_in_small_pieces_and_several_at_once(serving: Serving, certific
 
 def test_who_speaks_no_tls_is_turned_away(serving: Serving, certificates: Certificates) -> None:
     for nonsense in (b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b"\x16"):
-        with socket.create_connection(("127.0.0.1", serving.port), timeout=60) as connection:
+        with socket.create_connection(("127.0.0.1", serving.port), timeout=PATIENCE_S) as connection:
             connection.sendall(nonsense)
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(1 << 16):
@@ -166,11 +170,13 @@ def test_clients_certificates(repository: Path, certificates: Certificates) -> N
             stranger = certificates.client()
             strangers.issue_cert("client").configure_cert(stranger)
             for context in (certificates.client(), stranger):
-                connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=60)
+                connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_S)
                 with pytest.raises((ssl.SSLError, ConnectionError)):
                     _live(connection)
                 connection.close()
-            known = http.client.HTTPSConnection("127.0.0.1", port, context=certificates.client(known=True), timeout=60)
+            known = http.client.HTTPSConnection(
+                "127.0.0.1", port, context=certificates.client(known=True), timeout=PATIENCE_S
+            )
             assert _live(known) == 200
             known.close()
 
@@ -234,7 +240,7 @@ def test_files_that_cannot_be_used_end_the_start(
     }[broken]
     server = Serving(repository, *certificates.flags, wrong)
     server.start()
-    assert server.process.wait(60) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     places = {"root": certificates.root, "key": certificates.key, "certificate": certificates.certificate}
     server.wait_for(told.format(other=other, **places))
     assert "Waiting for in-flight requests" not in server.output
@@ -258,7 +264,7 @@ def test_the_server_ends_while_clients_keep_their_connections(repository: Path, 
             context = certificates.client()
             if begins is preface:
                 context.set_alpn_protocols(["h2"])
-            plain = socket.create_connection(("127.0.0.1", port), timeout=60)
+            plain = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
             connection = stack.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1"))
             connection.sendall(begins)
             assert connection.recv(1000)
@@ -271,7 +277,7 @@ def test_large_answers_keep_no_memory(repository: Path, certificates: Certificat
     path, body, headers = binary_request("echo", array)
     with Serving(repository, "--shm-limit=512M", *certificates.flags) as server:
         connections = [
-            http.client.HTTPSConnection("127.0.0.1", server.port, timeout=60, context=certificates.client())
+            http.client.HTTPSConnection("127.0.0.1", server.port, timeout=PATIENCE_S, context=certificates.client())
             for _ in range(3)
         ]
         before = rss_anon(server.process.pid)
@@ -296,7 +302,7 @@ def test_connections_that_come_and_go_leave_no_memory(repository: Path, certific
         afterwards = []
         for _ in range(6):
             connections = [
-                http.client.HTTPSConnection("127.0.0.1", server.port, timeout=60, context=certificates.client())
+                http.client.HTTPSConnection("127.0.0.1", server.port, timeout=PATIENCE_S, context=certificates.client())
                 for _ in range(30)
             ]
             for connection in connections:

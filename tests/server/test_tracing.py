@@ -22,7 +22,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from stubserve.commands.trace import DrawnSpan, draw, read_spans
-from tests.real_server import Serving, binary_output, binary_request, eventually, io_config, write_model
+from tests.real_server import PATIENCE_S, Serving, binary_output, binary_request, eventually, io_config, write_model
 
 CALLS = """
     import triton_python_backend_utils as pb_utils
@@ -400,6 +400,6 @@ def test_wrong_settings_are_refused(repository: Path) -> None:
     ):
         server = Serving(repository, *tracing(setting))
         server.start()
-        assert server.process.wait(60) != 0
+        assert server.process.wait(PATIENCE_S) != 0
         server.stop()
         assert text in server.output

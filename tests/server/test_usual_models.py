@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.real_server import Serving, write_model
+from tests.real_server import PATIENCE_S, Serving, write_model
 
 # tritonclient's own imports warn on some versions; those are not ours to fix.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -180,7 +180,7 @@ def test_a_stream_with_several_requests_under_way(server: Serving, empty_final: 
         seen: dict[str, list[int]] = {str(number): [] for number in COUNTS}
         ended = []
         for _ in range(sum(COUNTS) + len(COUNTS) * empty_final):
-            result, error = answers.get(timeout=60)
+            result, error = answers.get(timeout=PATIENCE_S)
             assert error is None
             response = result.get_response()
             final = response.parameters["triton_final_response"].bool_param

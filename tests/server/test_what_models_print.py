@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.real_server import IDENTITY, Serving, write_model
+from tests.real_server import IDENTITY, PATIENCE_S, Serving, write_model
 
 PRINTS = (
     IDENTITY
@@ -46,7 +46,7 @@ def test_an_error_of_a_model_shows_its_line(repository: Path) -> None:
     folder = write_model(repository, "fails", FAILS)
     server = Serving(repository)
     server.start()
-    assert server.process.wait(60) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     server.stop()
     server.wait_for(
         r"failed to load 'fails' version 1: Internal: KeyError: 'a'\"\n"

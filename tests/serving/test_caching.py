@@ -14,6 +14,7 @@ from stubserve.memory.blocks import Block
 from stubserve.response_cache.local import LocalStore
 from stubserve.response_cache.store import ResponseCache
 
+from ..real_server import PATIENCE_S
 from .fakes import Served
 
 FP32 = 11
@@ -91,7 +92,7 @@ def test_what_was_answered_once_is_answered_without_an_instance() -> None:
         assert [stats[one]["count"] for one in ("success", "queue", "compute_infer", "cache_hit", "cache_miss")] == [
             2, 2, 1, 1, 1,
         ]  # fmt: skip
-        await asyncio.wait_for(served.model.drained(), 5)
+        await asyncio.wait_for(served.model.drained(), PATIENCE_S)
 
     run(scenario)
 
@@ -204,7 +205,7 @@ def test_a_large_request_is_hashed_elsewhere_and_can_be_cancelled_meanwhile() ->
         await until(lambda: len(served.reader.got) == 3)
         assert served.reader.error("c").code is Code.CANCELLED
         assert served.batches == []
-        await asyncio.wait_for(served.model.drained(), 5)
+        await asyncio.wait_for(served.model.drained(), PATIENCE_S)
 
     run(scenario)
 
@@ -252,7 +253,7 @@ def test_a_herd_of_equal_requests_is_computed_once() -> None:
         assert served.values() == [(id, b"same") for id in "abcde"]
         statistics = served.model.statistics
         assert (statistics.success_count, statistics.cache_hit_count, statistics.cache_miss_count) == (5, 4, 1)
-        await asyncio.wait_for(served.model.drained(), 5)
+        await asyncio.wait_for(served.model.drained(), PATIENCE_S)
 
     run(scenario)
 
@@ -300,7 +301,7 @@ def test_when_the_client_of_the_first_is_gone_another_takes_its_place() -> None:
         served.finish(b=answer(b"of b"))
         await asyncio.sleep(0)
         assert served.values()[1:] == [("b", b"of b"), ("c", b"of b")]
-        await asyncio.wait_for(served.model.drained(), 5)
+        await asyncio.wait_for(served.model.drained(), PATIENCE_S)
 
     run(scenario)
 
@@ -332,7 +333,7 @@ def test_when_the_instance_dies_nobody_of_a_herd_is_forgotten() -> None:
         served.stubs["m_0"].die()
         await asyncio.sleep(0)
         assert [served.reader.error(id).code for id in "abc"] == [Code.INTERNAL, Code.UNAVAILABLE, Code.UNAVAILABLE]
-        await asyncio.wait_for(served.model.drained(), 5)
+        await asyncio.wait_for(served.model.drained(), PATIENCE_S)
 
     run(scenario)
 
@@ -382,7 +383,7 @@ def test_a_store_elsewhere_is_asked_and_told() -> None:
         assert served.batches == [["c"]]
         assert remote.distrusted == ["its checksum is wrong"]
         served.finish(c=answer())
-        await asyncio.wait_for(served.model.drained(), 5)
+        await asyncio.wait_for(served.model.drained(), PATIENCE_S)
 
     run(scenario)
 

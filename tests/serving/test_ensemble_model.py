@@ -26,6 +26,8 @@ from stubserve.serving.ensemble_steps import Prospect, fit
 from tests.serving.fakes import Reader
 from tests.serving.test_caching import Remote, until
 
+from ..real_server import PATIENCE_S
+
 FP32 = 11
 
 
@@ -175,7 +177,7 @@ class Pipe:
 
     async def over(self) -> None:
         """Asserts that nothing is left of any request."""
-        await asyncio.wait_for(self.model.drained(), 10)
+        await asyncio.wait_for(self.model.drained(), PATIENCE_S)
         assert self.memory.live == 0
         assert [member.reserved for member in self.members.values()] == [0] * len(self.members)
 
@@ -595,7 +597,7 @@ async def test_what_a_member_says_that_it_was_not_loaded_with_is_not_kept() -> N
         await until(lambda: member.requests)
         assert len(member.requests) == 1
         member.answer(Tensor("OUT", FP32, (1,), b"said"))
-        await asyncio.wait_for(outer.drained(), 10)
+        await asyncio.wait_for(outer.drained(), PATIENCE_S)
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -643,7 +645,7 @@ async def test_a_fault_of_the_server_is_an_error_for_the_caller() -> None:
     first.signature = broken
     pipe.submit("next")
     assert pipe.reader.error("next").code is Code.INTERNAL
-    await asyncio.wait_for(pipe.model.drained(), 10)
+    await asyncio.wait_for(pipe.model.drained(), PATIENCE_S)
 
 
 @on_a_loop

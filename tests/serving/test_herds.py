@@ -18,6 +18,7 @@ from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.blocks import Block
 
+from ..real_server import PATIENCE_S
 from .test_caching import FP32, Cached, answer
 
 PLAIN = ""
@@ -152,7 +153,7 @@ async def live(config: str, history: Sequence[Any], dies: bool) -> None:
         herd.finish(True)
     assert herd.unanswered == []
     assert herd.wrong == []
-    await asyncio.wait_for(herd.served.model.drained(), 10)
+    await asyncio.wait_for(herd.served.model.drained(), PATIENCE_S)
     assert herd.live_blocks == 0
     if not dies and config is LIMITED:
         # Every place is free again.

@@ -12,6 +12,7 @@ from stubserve.inference.work import Work
 from stubserve.instances.instance import InstanceState
 from stubserve.model_config.parse import parse_text
 
+from ..real_server import PATIENCE_S
 from .fakes import Blocks, Script, Served
 
 DYNAMIC = "max_batch_size: 8 dynamic_batching { }"
@@ -53,7 +54,7 @@ def test_a_request_goes_to_an_instance_and_its_answer_back() -> None:
         assert blocks.live == 0
         statistics = served.model.statistics
         assert (statistics.success_count, statistics.execution_count, statistics.inference_count) == (1, 1, 1)
-        await asyncio.wait_for(served.model.drained(), 5)
+        await asyncio.wait_for(served.model.drained(), PATIENCE_S)
 
     run(scenario)
 
@@ -130,7 +131,7 @@ def test_a_death_fails_what_the_stub_had_and_no_more() -> None:
         two.finish()
         assert served.reader.ids == ["a", "c", "b"] or served.reader.ids == ["c", "a", "b"]
         assert b.compute_end_ns
-        await asyncio.wait_for(served.model.drained(), 5)
+        await asyncio.wait_for(served.model.drained(), PATIENCE_S)
 
     run(scenario)
 
@@ -176,7 +177,7 @@ def test_a_refusal_by_the_queue_is_counted() -> None:
         assert served.model.statistics.failures[REJECTED] == 1
         await turn()
         served.stubs["m_0"].finish()
-        await asyncio.wait_for(served.model.drained(), 5)
+        await asyncio.wait_for(served.model.drained(), PATIENCE_S)
 
     run(scenario)
 
@@ -316,7 +317,7 @@ def test_other_instances_join_and_leave_in_one_step() -> None:
         assert not served.stubs["m_1"].stopped.is_set()
         assert memory_of(served) == 3000
         served.stubs["m_1"].finish()
-        await asyncio.wait_for(leaving, 5)
+        await asyncio.wait_for(leaving, PATIENCE_S)
         assert served.stubs["m_1"].stopped.is_set()
         assert served.stubs["m_1"].batches == []
         served.stubs["m_0"].finish()
@@ -339,7 +340,7 @@ def test_draining_waits_for_the_last_answer() -> None:
         await turn()
         assert not draining.done()
         stub.send(a, Response())
-        await asyncio.wait_for(draining, 5)
+        await asyncio.wait_for(draining, PATIENCE_S)
         await served.model.stop(5)
         assert stub.stopped.is_set()
 
@@ -360,7 +361,7 @@ def test_stopping_leaves_nobody_waiting() -> None:
         served.stubs["m_0"].die()
         await stopping
         assert sorted(served.reader.ids) == ["a", "b"]
-        await asyncio.wait_for(served.model.drained(), 5)
+        await asyncio.wait_for(served.model.drained(), PATIENCE_S)
 
     run(scenario)
 
@@ -398,7 +399,7 @@ def test_an_instance_that_cannot_be_asked_is_not_ready(caplog: pytest.LogCapture
         stub.readiness = broken
         reason = await served.model.check_ready()
         assert "'m_0' could not be asked whether it is ready" in reason
-        await asyncio.wait_for(served.model.drained(), 5)
+        await asyncio.wait_for(served.model.drained(), PATIENCE_S)
 
     with caplog.at_level(logging.ERROR):
         run(scenario)
@@ -427,6 +428,6 @@ def test_whoever_asks_for_readiness_keeps_the_model_from_going() -> None:
         assert not draining.done()
         answer.set()
         assert await checking == ""
-        await asyncio.wait_for(draining, 5)
+        await asyncio.wait_for(draining, PATIENCE_S)
 
     run(scenario)

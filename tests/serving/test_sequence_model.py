@@ -12,6 +12,7 @@ from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
 from stubserve.serving.sequence_model import SequenceModel
 
+from ..real_server import PATIENCE_S
 from .fakes import Served
 from .test_instance_model import run, turn
 
@@ -80,7 +81,7 @@ def test_the_old_one_is_drained_when_its_last_sequence_has_ended() -> None:
         new.step("a2", 1, SEQUENCE_END)
         await turn()
         old.stubs["old"].finish()
-        await asyncio.wait_for(drained, 5)
+        await asyncio.wait_for(drained, PATIENCE_S)
         with pytest.raises(ServeError, match="must specify the START flag"):
             new.step("a3", 1)
 
@@ -92,8 +93,8 @@ def test_who_takes_over_lets_go_when_it_goes_itself() -> None:
         old, new = await reloaded()
         drained = asyncio.ensure_future(old.model.drained())
         await turn()
-        await asyncio.wait_for(new.model.drained(), 5)
-        await asyncio.wait_for(drained, 5)
+        await asyncio.wait_for(new.model.drained(), PATIENCE_S)
+        await asyncio.wait_for(drained, PATIENCE_S)
 
     run(scenario)
 
@@ -117,7 +118,7 @@ def test_nothing_is_taken_over_where_requests_differ() -> None:
         old, new = await reloaded(CONFIG.replace("dims: [1]", "dims: [2]"))
         with pytest.raises(ServeError, match="must specify the START flag"):
             new.step("a2", 1)
-        await asyncio.wait_for(old.model.drained(), 5)
+        await asyncio.wait_for(old.model.drained(), PATIENCE_S)
 
     run(scenario)
 

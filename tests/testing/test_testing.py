@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 from stubserve import testing
 from stubserve.errors import ServeError
-from tests.real_server import io_config, write_model
+from tests.real_server import PATIENCE_S, io_config, write_model
 
 BATCHING = io_config(max_batch_size=8)
 DECOUPLED = io_config("INT32", "1", extra="model_transaction_policy { decoupled: true }")
@@ -650,7 +650,7 @@ def test_no_thread_is_left(repository: Path) -> None:
         model.infer(INPUT0=[1])
         started = set(threading.enumerate()) - before
     for thread in started:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert set(threading.enumerate()) == before
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real_server import Serving
+from tests.real_server import PATIENCE_S, Serving
 from tools.bench import load_client, varied_models, wrk
 from tools.bench.load_client import Order
 from tools.bench.payloads import WrongAnswerError
@@ -73,8 +73,8 @@ def test_calls_differ_too(server: Serving) -> None:
     calls = [variety.grpc("mixed") for _ in range(32)]
     with grpc_stub(server) as stub:
         for call in calls:
-            call.check(stub.ModelInfer(call.request, timeout=60))
+            call.check(stub.ModelInfer(call.request, timeout=PATIENCE_S))
         with pytest.raises(WrongAnswerError):
-            calls[0].check(stub.ModelInfer(calls[1].request, timeout=60))
+            calls[0].check(stub.ModelInfer(calls[1].request, timeout=PATIENCE_S))
     messages = [call.request.SerializeToString() for call in calls]
     assert load_client.run(server.grpc_port, Order.grpc("ModelInfer", messages, 4, shortest=16), 0.5).requests > 32
