@@ -250,7 +250,9 @@ def spans_of(file: Path, enough: Callable[[list[DrawnSpan]], bool]) -> list[Draw
     """What the collector has got, once it is enough."""
 
     def look() -> list[DrawnSpan] | None:
-        found = list(read_spans(file.read_text().splitlines())) if file.exists() else []
+        # It may be about to write the last line.
+        whole, _, _ = file.read_text().rpartition("\n") if file.exists() else ("", "", "")
+        found = list(read_spans(whole.splitlines()))
         return found if enough(found) else None
 
     spans: list[DrawnSpan] = eventually(look)
