@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -430,6 +431,26 @@ def test_a_stub_that_was_imported_before_its_files_changed_writes_nothing_for_se
             assert ask(first) == 1
             with Serving(models, flag) as second:
                 assert ask(second) == 2
+
+
+def test_servers_with_other_programs_of_a_backend_share_no_answers(tmp_path: Path) -> None:
+    pytest.importorskip("redis")
+    models = tmp_path / "models"
+    (models / "counts" / "1").mkdir(parents=True)
+    config = io_config(extra=ENABLED).replace('backend: "python"', 'backend: "released"')
+    (models / "counts" / "config.pbtxt").write_text(config)
+    (tmp_path / "go").mkdir()
+    with redis_server(tmp_path) as redis:
+        for release in "12":
+            backend = tmp_path / f"backends_{release}" / "released"
+            backend.mkdir(parents=True)
+            source = IMPORTED.replace("GO", str(tmp_path / "go")).replace("RELEASE", release)
+            (backend / "model.py").write_text(textwrap.dedent(source))
+            (tmp_path / "go" / release).touch()
+            cache = f"--cache-config=redis,host=127.0.0.1,port={redis.port},{PATIENT}"
+            with Serving(models, cache, f"--backend-directory={backend.parent}") as server, redis.client() as client:
+                assert ask(server) == int(release)
+                eventually(lambda known=int(release): client.dbsize() == known)
 
 
 def test_redis_may_go_and_come_back(tmp_path: Path) -> None:

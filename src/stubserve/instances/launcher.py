@@ -97,6 +97,11 @@ class Launcher:
             options.terminal,
         )
 
+    @property
+    def program(self) -> Path | None:
+        """The file that the stubs run; None for a built-in backend."""
+        return self._program.file
+
     async def initialize(self, stub: Stub, spec: InstanceSpec, config: Any, config_json: str) -> None:
         """Initializes the model in a stub that has imported it; `config_json` is args["model_config"].
 

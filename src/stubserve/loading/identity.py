@@ -2,10 +2,10 @@
 
 A cache of this server alone takes a new number with each load, since a load means that something may be different. A
 cache that several servers share, and that outlives them, needs an identity that is the same everywhere. It is a digest
-of the configuration (without the places and number of instances) and of the contents of the version's folder; for an
-ensemble, of its members' identities instead. For a moment a member may be newer than its ensemble, and a stub may have
-found other files than those that were read for the identity, before its start: answers are then not kept
-(`Response.transient`).
+of the configuration (without the places and number of instances), of the contents of the version's folder, and of the
+program if it is a backend's; for an ensemble, of its members' identities instead. For a moment a member may be newer
+than its ensemble, and a stub may have found other files than those that were read for the identity, before its start:
+answers are then not kept (`Response.transient`).
 """
 
 from __future__ import annotations
@@ -27,23 +27,30 @@ def of_load() -> bytes:
     return secrets.token_bytes(32)
 
 
-def digest_of(folder: Path) -> bytes:
+def digest_of(folder: Path, program: Path | None) -> bytes:
     """A digest of the contents of a version's folder, the same for equal files.
 
-    Reads all of them: for a thread. Raises OSError.
+    Where `program` lies outside of it, as a backend's does, the Python files beside the program count too. Reads all of
+    these files: for a thread. Raises OSError.
     """
     digest = sha256()
-    for path in sorted(folder.rglob("*")):
+    _add(digest, folder, "*")
+    if program is not None and not program.is_relative_to(folder):
+        _add(digest, program.parent, "*.py")
+    return digest.digest()
+
+
+def _add(digest: Any, folder: Path, pattern: str) -> None:
+    for path in sorted(folder.rglob(pattern)):
         if path.is_file() and "__pycache__" not in path.parts:
             digest.update(b"%d:%b" % (path.stat().st_size, os.fsencode(path.relative_to(folder)) + b"\0"))
             with path.open("rb") as file:
                 while piece := file.read(_PIECE):
                     digest.update(piece)
-    return digest.digest()
 
 
 def of_files(config: Any, version: int, files: bytes) -> bytes:
-    """A digest that is the same for equal configurations and `files`, the digest of the version's folder."""
+    """A digest that is the same for equal configurations and `files`, the result of `digest_of`."""
     return sha256(_of_config(config, version) + files).digest()
 
 

@@ -223,7 +223,7 @@ class Loader:
         """The digest of a version's files; None if no cache is shared."""
         if self._cache is None or not self._cache.is_shared:
             return None
-        return await asyncio.to_thread(digest_of, launcher.version_dir)
+        return await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program)
 
     def _use_cache(self, model: InstanceModel | EnsembleModel) -> None:
         if not model.config.response_cache.enable:
@@ -339,7 +339,7 @@ async def _differs(model: InstanceModel, launcher: Launcher, instance: str) -> b
     """
     if not model.identity:
         return False
-    files = await asyncio.to_thread(digest_of, launcher.version_dir)
+    files = await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program)
     if of_files(model.config, model.version, files) == model.identity:
         return False
     log.warning(
