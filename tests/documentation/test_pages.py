@@ -33,6 +33,8 @@ FOLLOWED = [
 ]
 # What `stubserve fetch` brings
 FETCHED = {"model_repository/ocr_detection/1/model.onnx"}
+# What the site shows without a scroll bar, beside both of its menus (docs/stylesheets/site.css)
+COLUMNS = 100
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
@@ -70,6 +72,14 @@ def test_tests_that_are_named_exist(page: str) -> None:
     for path, name in re.findall(r"`([\w/]*test_\w+\.py)::(\w+)`", (ROOT / page).read_text()):
         files = [file for file in (ROOT / "tests").rglob(Path(path).name) if file.match(path)]
         assert any(f"def {name}(" in file.read_text() for file in files), f"{path}::{name}"
+
+
+@pytest.mark.parametrize("page", pages())
+def test_code_is_not_clipped(page: str) -> None:
+    """Commands are wrapped by a style. Files and code are not, since their lines mean something."""
+    for block in blocks((ROOT / page).read_text()):
+        if block.language not in ("sh", "console") and (block.title or block.language == "python"):
+            assert [line for line in block.text.splitlines() if len(line) > COLUMNS] == []
 
 
 def test_every_page_is_tested() -> None:

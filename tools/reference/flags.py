@@ -15,9 +15,9 @@ from tools.reference.markdown import table
 _HEAD = """\
 # Flags
 
-`stubserve serve REPOSITORY [REPOSITORY ...] [--flag=value ...]`. A value stands behind `=` or behind a space; one that is `true` or `false`
-may be left out, and means `true` then. The flags have the names that `tritonserver` gives them, so that its command line works
-here as it is. This page is made from the code: it describes the release that it comes with.
+`stubserve serve REPOSITORY [REPOSITORY ...] [--flag=value ...]`. A value follows `=` or a space. Where a flag is `true` or `false`, the
+flag alone means `true`. The flags have the names that `tritonserver` gives them, so a command line of Triton works here as it is.
+This page is made from the code: it describes the release that it comes with.
 
 """
 
