@@ -89,6 +89,14 @@ def test_each_save_is_checked(repository: Path) -> None:
         assert answer(server) == 2
 
 
+def test_a_repository_may_be_named_from_where_one_is(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As most people name it: `stubserve serve models --dev`."""
+    monkeypatch.chdir(repository.parent)
+    write_model(repository, "adds", adds(1) + "        def finalise(self): pass\n")
+    with Serving(Path(repository.name), "--dev") as server:
+        server.wait_for(r"adds/1/model.py:8: warning: the server never calls the method `finalise`; did you mean `fin")
+
+
 def test_a_traceback_shows_the_lines_that_ran(repository: Path) -> None:
     failing = adds(1).replace("array =", "1 / 0 # the line that ran\n            array =")
     write_model(repository, "adds", failing)

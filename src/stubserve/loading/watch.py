@@ -53,7 +53,7 @@ class _Failure:
 class RepositoryWatch:
     """`load` returns which of several models could be loaded. `changed` is called for each, but not for retries.
 
-    `checks` is the command that checks the repositories.
+    `checks` is the command that checks the repositories; it names files by their absolute paths.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ async def _tell_problems(command: Sequence[str], folders: Sequence[Path]) -> Non
         check.kill()
         await check.wait()
         raise
-    inside = tuple(f"{folder}{end}" for folder in folders for end in ("/", ":"))
+    inside = tuple(f"{folder.absolute()}{end}" for folder in folders for end in ("/", ":"))
     for line in printed.decode(errors="replace").splitlines():
         if line.startswith(inside):
             log.warning("%s", line)
