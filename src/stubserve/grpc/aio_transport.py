@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from stubserve.connections.tls import tls_context
 from stubserve.grpc.service import Service
 from stubserve.grpc.transport import (
     CANCELLATION_LINE,
@@ -210,6 +211,7 @@ class AioTransport(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no
                 port = self._server.add_insecure_port(target)
             else:
                 tls = options.tls
+                tls_context(tls, ())  # it names the file that cannot be used, and grpcio does not
                 root = Path(tls.root_certificates).read_bytes() if tls.root_certificates else None
                 pair = (Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes())
                 credentials = grpc.ssl_server_credentials([pair], root, tls.mutual)
