@@ -163,7 +163,7 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
         (["m", "--grpc-header-forward-pattern=["], "--grpc-header-forward-pattern is no regular expression"),
         (["m", "--grpc-infer-response-compression-level=max"], "got: max"),
         (["m", "--grpc-restricted-protocol=health"], "--grpc-restricted-protocol option format is"),
-        (["m", "--grpc-restricted-protocol=healt:a=b"], "unknown restricted protocol 'healt'"),
+        (["m", "--grpc-restricted-protocol=healt:a=b"], "unknown restricted protocol 'healt'. Use health, "),
         (
             ["m", "--grpc-restricted-protocol=health,trace:a=b", "--grpc-restricted-protocol=trace:c=d"],
             "restricted protocol 'trace' can not be specified in multiple config groups",
@@ -172,7 +172,7 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
             ["m", "--http-restricted-api=health"],
             "--http-restricted-api option format is '<api>,<api>,...:<key>=<value>'",
         ),
-        (["m", "--http-restricted-api=healt:a=b"], "unknown restricted api 'healt'"),
+        (["m", "--http-restricted-api=healt:a=b"], "unknown restricted api 'healt'. Use health, "),
         (
             ["m", "--http-restricted-api=health,trace:a=b", "--http-restricted-api=trace:c=d"],
             "restricted api 'trace' can not be specified in multiple config groups",

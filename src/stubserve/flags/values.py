@@ -137,7 +137,7 @@ def restricted(flag: str, noun: str) -> Callable[[str], dict[str, tuple[str, str
         names = kinds.split(",")
         for kind in names:
             if kind not in RESTRICTED_KINDS:
-                raise UsageError(f"unknown restricted {noun} '{kind}'")
+                raise UsageError(f"unknown restricted {noun} '{kind}'. Use {', '.join(RESTRICTED_KINDS)}")
         check_restricted(names, noun)
         return dict.fromkeys(names, (key, value))
 
