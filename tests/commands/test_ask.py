@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stubserve.commands import ask as ask_tool
 from tests.real_server import PATIENCE_S, Serving, io_config, write_model
 
 WORDS = """
@@ -132,6 +133,13 @@ def test_without_inputs_it_says_what_the_model_takes(server: Serving, tmp_path: 
     np.save(tmp_path / "INPUT0.npy", np.zeros((3, 224, 224), np.float32))
     done = ask(server, command.removeprefix("stubserve ask "), tmp_path)
     assert done.stdout.startswith("OUTPUT0 "), done.stderr
+
+
+def test_without_a_model_only_the_model_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Inputs may be left out: the command then prints what the model takes."""
+    with pytest.raises(SystemExit):
+        ask_tool.run([])
+    assert capsys.readouterr().err.endswith("error: the following arguments are required: MODEL\n")
 
 
 ROWS = "input 'INPUT0' is FP32 of shape [-1,-1], of which the first may be left out: "

@@ -53,7 +53,9 @@ def run(words: Sequence[str]) -> int:
         "A value is a number or a list in JSON, a text, @FILE for the bytes of a file, or @FILE.npy for an array.",
     )
     parser.add_argument("model", metavar="MODEL", help="the model's name")
-    parser.add_argument("inputs", metavar="NAME=VALUE", nargs="*", help="X='[1,2,3]', TEXT=hello, IMAGE=@page.png")
+    parser.add_argument(
+        "inputs", metavar="NAME=VALUE", nargs="*", default=[], help="X='[1,2,3]', TEXT=hello, IMAGE=@page.png"
+    )
     parser.add_argument("--url", help=f"where the server is (the variable STUBSERVE_URL, or {DEFAULT_URL})")
     parser.add_argument("--token", help="a token that the server knows (the variable STUBSERVE_TOKEN)")
     parser.add_argument("--version", default="", help="the model's version (the one that the server chooses)")
