@@ -29,5 +29,7 @@ try:
 except urllib.error.HTTPError as error:
     sys.exit(f"the server at {SERVER} refused: {json.load(error)['error']}")
 except OSError as error:
-    sys.exit(f"no server answers at {SERVER} ({error}): start one with `stubserve serve`")
+    reason = getattr(error, "reason", error)
+    folder = Path(__file__).parent
+    sys.exit(f"no server answers at {SERVER} ({reason}): start one with `stubserve serve {folder}`")
 print(output["name"], output["shape"], output["data"])
