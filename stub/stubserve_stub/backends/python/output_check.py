@@ -18,6 +18,7 @@ from stubserve_stub.wire.datatypes import BY_NUMBER
 
 NEVER, FIRST, ALWAYS, REFUSE = "never", "first", "always", "refuse"
 
+_UNKNOWN = "is not in its configuration"
 _MISSING = "is not among the outputs that it answered ({})"
 
 # How many answers are the first ones
@@ -61,8 +62,8 @@ class OutputCheck:
                 self._warn(self._sentence(name, what))
         if not wrong or not self._refuses:
             return response
-        sentences = "; ".join(self._sentence(name, what) for name, _, what in wrong)
-        return InferenceResponse(error=TritonError(sentences))
+        sentences = "; ".join("output '{}' {}".format(name, what) for name, _, what in wrong)
+        return InferenceResponse(error=TritonError("model '{}': {}".format(self._model, sentences)))
 
     def _sentence(self, name: str, what: str) -> str:
         return "model '{}': output '{}' {}".format(self._model, name, what)
@@ -79,7 +80,7 @@ class OutputCheck:
             if name in self._states:
                 continue
             if name not in self._outputs:
-                found.append((name, "unknown", "is not in its configuration, and is dropped"))
+                found.append((name, "unknown", _UNKNOWN if self._refuses else _UNKNOWN + ", and is dropped"))
                 continue
             datatype, dims = self._outputs[name]
             answered = BY_NUMBER[tensor._datatype].config_name
