@@ -172,6 +172,7 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
             ["m", "--http-restricted-api=health"],
             "--http-restricted-api option format is '<api>,<api>,...:<key>=<value>'",
         ),
+        (["m", "--stub-restart-limit=-1"], "--stub-restart-limit: a count is a number from 0 on. Got -1"),
         (["m", "--http-restricted-api=healt:a=b"], "unknown restricted api 'healt'. Use health, "),
         (
             ["m", "--http-restricted-api=health,trace:a=b", "--http-restricted-api=trace:c=d"],

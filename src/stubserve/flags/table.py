@@ -197,6 +197,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
     "exit-delay-secs": values.parse_count,
     "model-load-retry-count": values.parse_count,
     "max-queue-size": values.parse_count,
+    "stub-restart-limit": values.parse_count,
     "shm-limit": values.parse_size,
     "stub-memory-limit": values.parse_size,
     "model-repository": values.parse_repository,
