@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from stubserve.errors import Code, ServeError
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.proto import ModelConfig
+from stubserve.repository.candidate import find_candidate
 from stubserve.repository.folder import (
     ModelFolder,
     available_versions,
@@ -18,6 +19,7 @@ from stubserve.repository.folder import (
     read_labels,
     survey,
 )
+from stubserve.settings.groups import RepositorySettings
 
 LATEST = parse_text("version_policy { latest { num_versions: 1 } }", "c")
 
@@ -247,6 +249,15 @@ def test_the_log_says_how_to_make_a_version(file: str, config: str, advice: str,
         available_versions(folder, parse_text(config, "c"))
     assert advice.format(folder.path) in caught.value.log_message
     assert advice.format(folder.path) not in caught.value.message
+
+
+def test_the_log_says_so_where_there_is_no_configuration_either(folder: ModelFolder) -> None:
+    (folder.path / "model.py").touch()
+    with pytest.raises(ServeError) as caught:
+        find_candidate(folder, RepositorySettings(), None, None)
+    advice = f" model.py belongs in a folder for its version: mkdir {folder.path}/1 && mv {folder.path}/model.py"
+    assert caught.value.message.startswith("Invalid model name: Could not determine backend for model 'm'")
+    assert caught.value.log_message.startswith(caught.value.message + advice)
 
 
 def test_missing_specific_version_is_logged(folder: ModelFolder, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stubserve.errors import internal, invalid, raise_first
+from stubserve.errors import ServeError, internal, invalid, raise_first
 from stubserve.model_config.complete import gpu_groups, normalise, without_instances
 from stubserve.model_config.parse import kept, kept_templates, parse_json, parse_text
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate_directory_name, validate_model
 from stubserve.model_config.validate_io import io_problems
 from stubserve.repository.contents import Contents, contents_of
-from stubserve.repository.folder import ModelFolder, check_model_name, config_text
+from stubserve.repository.folder import ModelFolder, check_model_name, config_text, misplaced_file
 from stubserve.repository.model_files import absent_files
 from stubserve.settings.groups import RepositorySettings
 
@@ -118,7 +118,14 @@ def read_candidate(
     given = written if written is not None else ModelConfig()
     if folder.renamed:
         given.ClearField("name")
-    config = normalise(given, folder.name, folder.path, gpu_to_cpu=settings.gpu_to_cpu)
+    try:
+        config = normalise(given, folder.name, folder.path, gpu_to_cpu=settings.gpu_to_cpu)
+    except ServeError as error:
+        # The file of a version would have told which backend is meant.
+        advice = None if written is not None else misplaced_file(folder.path)
+        if advice is not None:
+            error.log_message += f" {advice}"
+        raise
     validate_directory_name(config, folder.name)
     validate_model(config)
     if settings.disable_auto_complete:

@@ -249,11 +249,21 @@ def available_versions(folder: ModelFolder, config: ModelConfig) -> list[int]:
     return selected
 
 
+def misplaced_file(path: Path) -> str | None:
+    """What to do with the file of a model that lies in the model's folder, where that has none for a version."""
+    if not (path / "1").exists():
+        for file in _MODEL_FILES:
+            if (path / file).is_file():
+                version = path / "1"
+                return f"{file} belongs in a folder for its version: mkdir {version} && mv {path / file} {version}"
+    return None
+
+
 def _how_to_make_a_version(path: Path, config: ModelConfig) -> str:
     """Advice for a model's folder without a folder for a version."""
-    for file in _MODEL_FILES:
-        if (path / file).is_file():
-            return f"{file} belongs in a folder for its version: mkdir {path / '1'} && mv {path / file} {path / '1'}"
+    advice = misplaced_file(path)
+    if advice is not None:
+        return advice
     if config.HasField("ensemble_scheduling"):
         return (
             "An ensemble needs a folder for its version, too, which may be empty (git keeps it with a file in it, "
