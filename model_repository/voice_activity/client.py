@@ -10,9 +10,9 @@ import argparse
 import itertools
 import os
 import sys
-import threading
 import wave
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -99,21 +99,21 @@ def main() -> None:
     heard: list[list[tuple[float, float]]] = [[] for _ in range(args.callers)]
     try:
         sources = [of_microphone() if args.microphone else of_file(args.file) for _ in heard]
-        others = [
-            threading.Thread(
-                target=listen, args=(args.url, f"call-{os.getpid()}-{number}", source, heard[number], False)
-            )
-            for number, source in enumerate(sources[1:], 1)
-        ]
+        with ThreadPoolExecutor(len(sources)) as pool:
+            others = [
+                pool.submit(listen, args.url, f"call-{os.getpid()}-{number}", source, heard[number], False)
+                for number, source in enumerate(sources[1:], 1)
+            ]
+            listen(args.url, f"call-{os.getpid()}-0", sources[0], heard[0], True)
         for other in others:
-            other.start()
-        listen(args.url, f"call-{os.getpid()}-0", sources[0], heard[0], True)
-        for other in others:
-            other.join()
+            other.result()
     except KeyboardInterrupt:
         return
-    except (wave.Error, EOFError, FileNotFoundError) as error:
-        sys.exit(f"cannot read {args.file}: {error}")
+    except FileNotFoundError:
+        advice = ": `stubserve fetch model_repository` gets it" if args.file == CONVERSATION else ""
+        sys.exit(f"there is no {args.file}{advice}")
+    except (wave.Error, EOFError) as error:
+        sys.exit(f"cannot read {args.file}: {str(error) or 'it ends too early'}")
     except OSError as error:
         sys.exit(f"no server answers at {args.url} ({error}): start one with `stubserve serve model_repository`")
     except InferenceServerException as error:

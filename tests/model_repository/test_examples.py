@@ -248,12 +248,36 @@ def test_make_serve_without_the_registry_serves_the_rest(tmp_path: Path) -> None
         assert run_client(server, "add_sub")
 
 
-def test_a_client_without_a_server_says_so() -> None:
-    done = subprocess.run(
-        [sys.executable, str(REPOSITORY / "add_sub" / "client.py"), "--url", "127.0.0.1:1"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+def speech(folder: Path) -> Path:
+    """A WAV file with half a second of silence."""
+    with wave.open(str(folder / "silence.wav"), "wb") as file:
+        file.setparams((1, 2, 16000, 0, "NONE", ""))
+        file.writeframes(bytes(16000))
+    return folder / "silence.wav"
+
+
+@pytest.mark.parametrize("words", ["add_sub", "sentence_embedding hello", "voice_activity {} --callers=3"])
+def test_a_client_without_a_server_says_so_in_one_line(words: str, tmp_path: Path) -> None:
+    model, *rest = words.format(speech(tmp_path)).split()
+    done = refused_client(model, "--url=127.0.0.1:1", *rest)
+    assert done == (
+        "no server answers at 127.0.0.1:1 ([Errno 111] Connection refused): start one with "
+        "`stubserve serve model_repository`\n"
     )
-    assert done.returncode == 1
-    assert "127.0.0.1:1" in done.stdout + done.stderr
+
+
+def test_a_client_says_where_its_recording_comes_from(tmp_path: Path) -> None:
+    client = Path(shutil.copy(REPOSITORY / "voice_activity" / "client.py", tmp_path))
+    there_is_no = f"there is no {tmp_path}/conversation.wav: `stubserve fetch model_repository` gets it\n"
+    assert refused_client(client) == there_is_no
+    empty = tmp_path / "empty.wav"
+    empty.touch()
+    assert refused_client(client, str(empty)) == f"cannot read {empty}: it ends too early\n"
+
+
+def refused_client(model: str | Path, *words: str) -> str:
+    """What a client prints that ends with an error."""
+    client = REPOSITORY / model / "client.py" if isinstance(model, str) else model
+    done = subprocess.run([sys.executable, str(client), *words], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (1, "")
+    return done.stderr
