@@ -45,6 +45,12 @@ def test_every_route_has_a_row() -> None:
     assert {name for _, name in routes.grpc_methods()} == set(routes.GRPC)
 
 
+def test_a_route_without_a_sentence_is_told_where_to_write_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(routes.HTTP, "/v2/health/live")
+    with pytest.raises(LookupError, match=r"^/v2/health/live has no sentence: say in HTTP of tools/reference/"):
+        routes.routes_page()
+
+
 def test_every_metric_has_a_row() -> None:
     assert set(re.findall(r"^\| `(\w+)`\{\.whole\} \|", PAGES["reference/metrics.md"](), re.MULTILINE)) == set(RESERVED)
 

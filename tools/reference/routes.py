@@ -100,10 +100,17 @@ def grpc_methods() -> list[tuple[str, str]]:
 
 def routes_page() -> str:
     """The page as Markdown."""
-    rows = [(", ".join(methods), f"`{path}`", HTTP[path]) for path, methods in http_routes().items()]
-    calls = [(f"`{service}`", f"`{name}`", GRPC[name]) for service, name in grpc_methods()]
+    rows = [(", ".join(methods), f"`{path}`", _sentence(HTTP, "HTTP", path)) for path, methods in http_routes().items()]
+    calls = [(f"`{service}`", f"`{name}`", _sentence(GRPC, "GRPC", name)) for service, name in grpc_methods()]
     metrics = "The port of metrics has one route, `GET /metrics`.\n\n"
     http = table(("method", "path", "what it answers"), rows)
     return "".join(
         [_HEAD, "## HTTP\n\n", http, metrics, "## gRPC\n\n", table(("service", "RPC", "what it answers"), calls)]
     )
+
+
+def _sentence(sentences: dict[str, str], table: str, name: str) -> str:
+    """What HTTP or GRPC says of a route or an RPC. Raises LookupError that names the place for the sentence."""
+    if name not in sentences:
+        raise LookupError(f"{name} has no sentence: say in {table} of tools/reference/routes.py what it answers")
+    return sentences[name]
