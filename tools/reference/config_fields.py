@@ -178,10 +178,10 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "ModelInstanceGroup": {
         "name": "The beginning of its instances' names.",
-        "kind": "`KIND_CPU`. `KIND_GPU` is refused where there is no GPU, unless `--gpu-fallback=cpu` is set. `KIND_MODEL` leaves it to the model.",
+        "kind": "`KIND_CPU`. `KIND_GPU` is not offered yet: it is refused, or runs on the CPU with `--gpu-fallback=cpu`. `KIND_MODEL` leaves it to the model.",
         "count": "How many instances; each is a process.",
         "rate_limiter": "What its instances share with others; with `--rate-limit=execution_count`.",
-        "gpus": "Handed to the model; refused where these GPUs are not there.",
+        "gpus": "GPUs are not offered yet: refused, or left out with `--gpu-fallback=cpu`.",
         "secondary_devices": _GPU,
         "profile": _TENSORRT,
         "passive": "Its instances are loaded, and get no requests.",

@@ -39,10 +39,10 @@ HTTP = {
     "/v2/systemsharedmemory/region/{region}/register": "Registers a region of shared memory, with `--allow-client-shm`.",
     "/v2/systemsharedmemory/region/{region}/unregister": "Unregisters it.",
     "/v2/cudasharedmemory/status": "An empty list: there are no regions of GPUs.",
-    "/v2/cudasharedmemory/register": "An error: there is no GPU.",
+    "/v2/cudasharedmemory/register": "An error: memory of GPUs is not offered yet.",
     "/v2/cudasharedmemory/unregister": "Nothing: there are none.",
     "/v2/cudasharedmemory/region/{region}/status": "404.",
-    "/v2/cudasharedmemory/region/{region}/register": "An error: there is no GPU.",
+    "/v2/cudasharedmemory/region/{region}/register": "An error: memory of GPUs is not offered yet.",
     "/v2/cudasharedmemory/region/{region}/unregister": "Nothing: there are none.",
 }
 GRPC = {
@@ -60,7 +60,7 @@ GRPC = {
     "SystemSharedMemoryRegister": "Registers one, with `--allow-client-shm`.",
     "SystemSharedMemoryUnregister": "Unregisters one or all.",
     "CudaSharedMemoryStatus": "There are no regions of GPUs.",
-    "CudaSharedMemoryRegister": "An error: there is no GPU.",
+    "CudaSharedMemoryRegister": "An error: memory of GPUs is not offered yet.",
     "CudaSharedMemoryUnregister": "Nothing: there are none.",
     "TraceSetting": "What is traced; settings in the request change it.",
     "LogSettings": "Reads and changes the log's settings.",
