@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-DEFAULT_TIMEOUT_S = 5.0
+# It only ends a wait for a server that never answers, so a busy machine may need long without a difference.
+DEFAULT_TIMEOUT_S = 15.0
 # Those of `pb_utils.TritonError`, in the order of their numbers.
 ERROR_CODES = (
     "UNKNOWN",

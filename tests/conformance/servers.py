@@ -169,7 +169,9 @@ def _command(name: str) -> list[str]:
         env = peers_home() / "env.sh"
         if not env.exists():
             raise StartError(f"no real Triton at {env}: run tools/peers.sh, or set PEERS_DIR to where it is")
-        return ["bash", "-c", 'source "$0"; triton --cache-directory="$TRITON_HOME/caches" "$@"', str(env)]
+        # Where several models fail to load at once, it dies of SIGSEGV in most starts of a busy machine.
+        triton = 'source "$0"; triton --cache-directory="$TRITON_HOME/caches" --model-load-thread-count=1 "$@"'
+        return ["bash", "-c", triton, str(env)]
     # Whatever else it is started with, it is to answer the same.
     more = os.environ.get("STUBSERVE_TEST_FLAGS", "").split()
     return [sys.executable, "-m", "stubserve", "serve", *more]
@@ -205,7 +207,7 @@ def running(name: str, setup: str) -> Iterator[Server]:
                 flags = (*flags, "--allow-client-shm=true")
         server = _start(name, root, log, flags, VARIABLES.get(setup, {}))
         try:
-            _await_ready(server, "/v2" if setup.startswith("nowhere") else "/v2/health/ready")
+            _await_ready(server, "/v2/health/live" if setup.startswith("nowhere") else "/v2/health/ready")
             yield server
         finally:
             _stop(server)
