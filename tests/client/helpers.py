@@ -41,9 +41,14 @@ WAITS = """
 """
 
 
-def write_models(root: Path) -> None:
-    """`image` echoes what has the shape SHAPE; the others vary in what their names say."""
+def write_image(root: Path) -> None:
+    """The model `image`, which echoes what has the shape SHAPE."""
     write_model(root, "image", config=io_config("UINT8", ", ".join(map(str, SHAPE))))
+
+
+def write_models(root: Path) -> None:
+    """`image`, and others that vary in what their names say."""
+    write_image(root)
     write_model(root, "other", config=io_config("UINT8", ", ".join(map(str, SHAPE))))
     write_model(root, "open", config=io_config("FP32", "-1"))
     write_model(root, "batched", config=io_config("FP16", "50000", 8))

@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from stubserve.client import Client
 from tests.client.conftest import Asked
-from tests.client.helpers import FLAG, SHAPE, image, in_pool, names_of, regions, running, write_models
+from tests.client.helpers import FLAG, SHAPE, image, in_pool, names_of, regions, running, write_image
 from tests.conformance.servers import _free_ports
 from tests.real_server import Serving, eventually
 
@@ -75,7 +75,7 @@ def on_port(root: Path, ports: list[int], *flags: str) -> Iterator[Serving]:
 
 
 def test_a_restarted_server_gets_the_regions_anew(repository: Path, protocol: str) -> None:
-    write_models(repository)
+    write_image(repository)
     ports = _free_ports(2)
     url = f"{protocol}://127.0.0.1:{ports[protocol == 'grpc']}"
     with Client(url) as client:
@@ -119,7 +119,7 @@ def _answer(client: Client, given: np.ndarray) -> list[np.ndarray]:
 
 @pytest.fixture
 def models(repository: Path) -> Path:
-    write_models(repository)
+    write_image(repository)
     return repository
 
 
@@ -273,7 +273,7 @@ def _swept(protocol: str, pid: int) -> bool:
 def test_thousands_of_frames_with_a_killed_client_and_a_restarted_server(
     repository: Path, protocol: str, count: int
 ) -> None:
-    write_models(repository)
+    write_image(repository)
     ports = _free_ports(2)
     url = f"{protocol}://127.0.0.1:{ports[protocol == 'grpc']}"
     made = [image(seed) for seed in range(7)]
