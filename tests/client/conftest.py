@@ -27,7 +27,7 @@ class Asked:
         return self.http if protocol == "http" else self.grpc
 
 
-@pytest.fixture(scope="module", params=["stubserve", "triton"])
+@pytest.fixture(scope="module", params=["stubserve", pytest.param("triton", marks=pytest.mark.slow)])
 def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     """Both servers, one after the other."""
     root = tmp_path_factory.mktemp("both") / "models"
