@@ -103,3 +103,12 @@ def test_all_that_is_to_be_compiled_is_there() -> None:
     patterns = re.findall(r'"(.+)"', table)
     assert len(patterns) > 20
     assert [pattern for pattern in patterns if not any(PACKAGES["stubserve"].glob(pattern))] == []
+
+
+def test_the_client_and_the_server_know_nothing_of_each_other() -> None:
+    known = modules()
+    client = {name for name in known if name.startswith("stubserve.client.") or name == "stubserve.client"}
+    assert client
+    for name, path in known.items():
+        others = set(imported(name, path, known)) - {"stubserve"}
+        assert (others <= client) if name in client else not (others & client), name

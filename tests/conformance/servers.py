@@ -216,6 +216,17 @@ def running(name: str, setup: str) -> Iterator[Server]:
         shutil.rmtree(home, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def serving(name: str, root: Path, log: Path, *flags: str) -> Iterator[Server]:
+    """A ready server with the repository `root`; StartError where it is not installed."""
+    server = _start(name, root, log, flags, {})
+    try:
+        _await_ready(server, "/v2/health/ready")
+        yield server
+    finally:
+        _stop(server)
+
+
 def _start(name: str, root: Path, log: Path, flags: tuple[str, ...], variables: dict[str, str]) -> Server:
     http, grpc, metrics = _free_ports(3)
     command = [

@@ -2,6 +2,9 @@
 
 What is left to be sent is a few hundred bytes, so the client is light, and what a request costs is the server's. Each
 server is a copy that serves this alone, because stubserve allows it by a flag.
+
+The rows of 1080p frames are what a program in Python has of it, client included: with `stubserve.client`, and with
+tritonclient over the wire.
 """
 
 from __future__ import annotations
@@ -9,11 +12,18 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import time
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import tritonclient.grpc
+import tritonclient.http
+
+from stubserve.client import Client
 
 from . import bulk, load_client, perf_analyzer, repository
 from .load_client import Order
@@ -21,11 +31,14 @@ from .payloads import Payload, WrongAnswerError
 from .servers import Server
 from .streaming import KServeOnly, grpc_stub, plural, service_pb2
 from .workloads import Figures, Subject, figures_of
+from .wrk import Load
 
 MODEL = "identity_fp32"
 REPOSITORY = "shared_memory"
 COUNT = 1 << 20
 NBYTES = 4 * COUNT
+FRAMES = "frames"
+FRAME = (1080, 1920, 3)
 
 
 def _write(folder: Path) -> None:
@@ -105,6 +118,79 @@ class RegionLoad(KServeOnly):
         return figures_of(load_client.run(server.grpc_port, order, seconds))
 
 
+class FrameLoad(KServeOnly):
+    """One client in Python that writes a frame and has it back, one after the other: by the pool, or over the wire."""
+
+    large = True
+
+    def __init__(self, protocol: str, pooled: bool) -> None:
+        self.name = f"1080p frames, {protocol} client in Python, {'by the pool' if pooled else 'over the wire'}"
+        self._protocol = protocol
+        self._pooled = pooled
+
+    def prepare(self, subject: Subject) -> None:
+        self.measure(subject, 1)
+
+    def measure(self, subject: Subject, seconds: int) -> Figures:
+        server = subject.serving(FRAMES, _write_frames, subject.program.region_flags)
+        with server.awake():
+            return figures_of(self._by_pool(server, seconds) if self._pooled else self._by_wire(server, seconds))
+
+    def _by_pool(self, server: Server, seconds: int) -> Load:
+        scheme, port = self._protocol.lower(), self._port(server)
+        source = np.random.default_rng(0).integers(0, 256, FRAME, np.uint8)
+        with Client(f"{scheme}://127.0.0.1:{port}") as client:
+
+            def ask() -> np.ndarray:
+                with client.frame(FRAME, np.uint8) as frame:
+                    frame[:] = source
+                    return client.infer(FRAMES, {"INPUT0": frame})["OUTPUT0"]
+
+            load = _timed(ask, source, seconds)
+            if client.statistics().by_wire is not None:
+                raise WrongAnswerError(f"frames went over the wire: {client.statistics().by_wire}")
+            return load
+
+    def _by_wire(self, server: Server, seconds: int) -> Load:
+        module: Any = tritonclient.http if self._protocol == "HTTP" else tritonclient.grpc
+        source = np.random.default_rng(0).integers(0, 256, FRAME, np.uint8)
+        frame = np.empty(FRAME, np.uint8)
+        with module.InferenceServerClient(f"127.0.0.1:{self._port(server)}") as client:
+
+            def ask() -> np.ndarray:
+                frame[:] = source
+                given = module.InferInput("INPUT0", list(FRAME), "UINT8")
+                given.set_data_from_numpy(frame)
+                answer: np.ndarray = client.infer(FRAMES, [given]).as_numpy("OUTPUT0")
+                return answer
+
+            return _timed(ask, source, seconds)
+
+    def _port(self, server: Server) -> int:
+        return server.http_port if self._protocol == "HTTP" else server.grpc_port
+
+
+def _timed(ask: Callable[[], np.ndarray], right: np.ndarray, seconds: int) -> Load:
+    """Asks for so long; the first and the last answer are looked at."""
+    if not np.array_equal(ask(), right):
+        raise WrongAnswerError("the frame has come back as another one")
+    took = []
+    begin = now = time.perf_counter()
+    while now - begin < seconds:
+        answer = ask()
+        took.append(-now + (now := time.perf_counter()))
+    if not np.array_equal(answer, right):
+        raise WrongAnswerError("the last frame has come back as another one")
+    p50, p99 = np.percentile(took, [50, 99]) * 1e6
+    return Load(len(took), len(took) / (now - begin), float(p50), float(p99))
+
+
+def _write_frames(folder: Path) -> None:
+    dims = f"data_type: TYPE_UINT8 dims: {list(FRAME)}"
+    config = f'backend: "python"\ninput [ {{ name: "INPUT0" {dims} }} ]\noutput [ {{ name: "OUTPUT0" {dims} }} ]\n'
+    repository.write_configured(folder, FRAMES, repository.IDENTITY, config)
+
+
 class _Files:
     """The files of one server; they go with `stack`."""
 
@@ -172,7 +258,7 @@ def _post(server: Server, path: str, body: bytes) -> None:
         connection.close()
 
 
-def all_loads() -> list[AnalyzerRegionLoad | RegionLoad]:
+def all_loads() -> list[AnalyzerRegionLoad | RegionLoad | FrameLoad]:
     files: dict[str, _Files] = {}
     return [
         AnalyzerRegionLoad("HTTP", 4),
@@ -180,4 +266,5 @@ def all_loads() -> list[AnalyzerRegionLoad | RegionLoad]:
         RegionLoad("HTTP", 1, files),
         RegionLoad("HTTP", 4, files),
         RegionLoad("gRPC", 4, files),
+        *(FrameLoad(protocol, pooled) for protocol in ("HTTP", "gRPC") for pooled in (False, True)),
     ]
