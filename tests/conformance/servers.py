@@ -207,7 +207,8 @@ def running(name: str, setup: str) -> Iterator[Server]:
                 flags = (*flags, "--allow-client-shm=true")
         server = _start(name, root, log, flags, VARIABLES.get(setup, {}))
         try:
-            _await_ready(server, "/v2/health/live" if setup.startswith("nowhere") else "/v2/health/ready")
+            # A server that has not found its repository says that it does not live, and stays.
+            _await(server, *(("/v2/health/live", 400) if setup.startswith("nowhere") else ("/v2/health/ready", 200)))
             yield server
         finally:
             _stop(server)
@@ -221,7 +222,7 @@ def serving(name: str, root: Path, log: Path, *flags: str) -> Iterator[Server]:
     """A ready server with the repository `root`; StartError where it is not installed."""
     server = _start(name, root, log, flags, {})
     try:
-        _await_ready(server, "/v2/health/ready")
+        _await(server, "/v2/health/ready", 200)
         yield server
     finally:
         _stop(server)
@@ -252,15 +253,15 @@ def _start(name: str, root: Path, log: Path, flags: tuple[str, ...], variables: 
     return Server(name, process, http, grpc, root, log)
 
 
-def _await_ready(server: Server, route: str) -> None:
-    """Waits until the server answers this route with 200."""
+def _await(server: Server, route: str, status: int) -> None:
+    """Waits until the server answers this route with this status."""
     request = f"GET {route} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if not server.alive():
             raise StartError(f"{server.name} exited with {server.process.returncode}:\n{_tail(server.log)}")
         answer = exchange(server.port, (request,), ("GET",), timeout=2)
-        if answer.responses and answer.responses[0].status == 200:
+        if answer.responses and answer.responses[0].status == status:
             return
         time.sleep(0.1)
     raise StartError(f"{server.name} was not ready within {START_TIMEOUT_S:.0f} s:\n{_tail(server.log)}")
