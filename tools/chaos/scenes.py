@@ -14,10 +14,8 @@ from .world import Client, World
 
 Crowd = list[tuple[type[Client], int]]
 
-# The parent keeps the mapping of each segment, and with it a descriptor. There are as many segments as there were ever
-# stubs at the same time: a load starts the stubs of a model beside those that serve, four models may be loaded at once,
-# and some have three instances. A model's alarm comes when a request first has to wait.
-SPARE = {"/memfd:stubserve (deleted)": 12, "anon_inode:[timerfd]": 4}
+# A stub's further segments come when they are first needed, and a model's alarm when a request first has to wait.
+SPARE = {"/memfd:stubserve (deleted)": 5, "anon_inode:[timerfd]": 4}
 
 
 @dataclass(frozen=True)
