@@ -201,17 +201,17 @@ def interval(figures: Sequence[float]) -> tuple[float, float]:
     return cuts[0], cuts[-1]
 
 
-def all_options() -> list[Option]:
-    """Those whose load generators are there."""
+def all_options(installed: bool = True) -> list[Option]:
+    """All options, less those whose load generators are missing here if only what is installed is wanted."""
     found = [
         Option("nothing", "control", lambda _: (), lambda _: HttpInStep()),
         Option("tracing at 1 %", "traced", _tracing, lambda _: HttpInStep()),
         Option("tokens, restricted APIs and limits", "guarded", _access, lambda _: HttpInStep()),
         Option("tokens, restricted APIs and limits, heads differ", "guarded", _access, lambda _: HttpInStep(True)),
     ]
-    if wrk.available():
+    if wrk.available() or not installed:
         found.append(Option("TLS", "tls", _tls, HttpRate))
-    if h2load.available():
+    if h2load.available() or not installed:
         found += [
             Option(
                 "tokens, restricted APIs and limits, gRPC", "guarded", _access, lambda folder: GrpcCalls(folder, COST)
@@ -221,8 +221,8 @@ def all_options() -> list[Option]:
     return found
 
 
-def all_loads() -> list[OptionCost]:
-    return [OptionCost(option) for option in all_options()]
+def all_loads(installed: bool = True) -> list[OptionCost]:
+    return [OptionCost(option) for option in all_options(installed)]
 
 
 def _processor_time(server: Server, asking: Asking) -> float:

@@ -10,11 +10,15 @@ from .streaming import CallsOfModels, EventStreams, GrpcLoad, GrpcStreams
 from .workloads import AnalyzerLoad, BatchedLoad, BulkLoad, StartUp, Workload, WrkLoad
 
 
-def all_workloads() -> list[Workload]:
-    """Every workload, less those whose tool is missing."""
+def all_workloads(installed: bool = True) -> list[Workload]:
+    """Every workload, less those whose tools or packages are missing here if only what is installed is wanted."""
+
+    def there(*needed: bool) -> bool:
+        return not installed or all(needed)
+
     floats, strings = "identity_fp32", "identity_bytes"
     found: list[Workload] = []
-    if wrk.available():
+    if there(wrk.available()):
         found += [
             WrkLoad("16 floats", floats, 16, 1, count_cpu=True),
             WrkLoad("16 floats", floats, 16, 16, count_cpu=True),
@@ -41,8 +45,8 @@ def all_workloads() -> list[Workload]:
         GrpcLoad("4 MiB", 1 << 20, 1),
         GrpcLoad("4 MiB", 1 << 20, 4),
         *shared_memory.all_loads(),
-        *(options.all_loads() if wrk.available() else []),
-        *costs.all_loads(),
+        *(options.all_loads() if there(wrk.available()) else []),
+        *costs.all_loads(installed),
         GrpcStreams(1),
         GrpcStreams(16),
         EventStreams(1),
@@ -52,10 +56,10 @@ def all_workloads() -> list[Workload]:
         PipelineLoad("1-4-1, 4 MiB", "fan", 1 << 20, 2, factor=4),
         CallsOfModels("16 floats", 1000, 16),
         CallsOfModels("4 MiB", 20, 1 << 20),
-        *(onnx_loads.all_loads() if wrk.available() and onnx_loads.available() else []),
-        *(text_loads.all_loads() if wrk.available() and text_loads.available() else []),
-        *(torch_loads.all_loads() if wrk.available() and torch_loads.available() else []),
-        *([Scrapes()] if wrk.available() else []),
+        *(onnx_loads.all_loads() if there(wrk.available(), onnx_loads.available()) else []),
+        *(text_loads.all_loads() if there(wrk.available(), text_loads.available()) else []),
+        *(torch_loads.all_loads() if there(wrk.available(), torch_loads.available()) else []),
+        *([Scrapes()] if there(wrk.available()) else []),
         StartUp(1),
         StartUp(20),
     ]
