@@ -236,10 +236,22 @@ def test_growth_and_remains_are_faults() -> None:
 
 def test_what_the_parent_has_open_for_a_stub_is_no_growth() -> None:
     world = World()
-    few, with_stub = Counter({"pipe:[N]": 2, "stubs": 1}), Counter({"pipe:[N]": 4, "stubs": 2})
+    few, with_stub = Counter({"socket:[N]": 2, "stubs": 1}), Counter({"socket:[N]": 3, "stubs": 2})
     chaos.judge(Life("SIGTERM", [50.0, 50.0], [few, with_stub]), world)
     assert world.faults == []
-    chaos.judge(Life("SIGTERM", [50.0, 50.0], [few, with_stub + Counter({"pipe:[N]": 1})]), world)
+    chaos.judge(Life("SIGTERM", [50.0, 50.0], [few, with_stub + Counter({"socket:[N]": 1})]), world)
     assert [fault.split(" ", 1)[1] for fault in world.faults] == [
-        "the parent's descriptors grew in one life by {'pipe:[N]': 1}"
+        "the parent's descriptors grew in one life by {'socket:[N]': 1}"
+    ]
+
+
+def test_segments_of_stubs_that_were_there_are_no_growth() -> None:
+    world = World()
+    segments = "/memfd:stubserve (deleted)"
+    rest = [Counter({segments: 4, "stubs": 3}), Counter({segments: 16, "stubs": 3})]
+    chaos.judge(Life("SIGTERM", [50.0, 50.0], rest, most_stubs=10), world)
+    assert world.faults == []
+    chaos.judge(Life("SIGTERM", [50.0, 50.0], rest, most_stubs=9), world)
+    assert [fault.split(" ", 1)[1] for fault in world.faults] == [
+        f"the parent's descriptors grew in one life by {{'{segments}': 6}}"
     ]

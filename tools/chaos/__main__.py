@@ -31,7 +31,7 @@ from tools.bench.servers import Server, ServerError
 from . import remains
 from .everything.scene import Everything
 from .memory import Kept
-from .scenes import SPARE, Pipelines, Scene
+from .scenes import SEGMENT, SPARE, Pipelines, Scene
 from .troubles import Troubles
 from .world import ANSWER_WITHIN_S, Client, World
 
@@ -52,7 +52,7 @@ OF_A_STUB = {
     "pipe:[N]": 2,
     "anon_inode:[eventfd]": 3,
     "anon_inode:[pidfd]": 1,
-    "/memfd:stubserve (deleted)": 1,
+    SEGMENT: 1,
 }
 # How often the parent is looked at until it is at rest; not a time, for it may stand still meanwhile.
 LOOKS = 10
@@ -65,19 +65,21 @@ A fault is: a success that does not follow from its request; a request that does
 (--restart-wait-secs), unless its client's library has failed to end it then; a connection that is
 lost while its server lives; what a server leaves behind; descriptors, or more than
 {GROWTH_MIB:.0f} MiB of the server's memory, that a life has more at its end than after a quarter of it. Some
-descriptors come with load and stay, and are spared: segments of memory, alarms, up to 16 connections to Redis.
+descriptors come with load and stay, and are spared: segments of memory for as many stubs as there were at one
+time, alarms, the process that sends traces, up to 16 connections to Redis.
 Memory is, while nobody asks, what the C library (mallinfo2) and Python have given out, or what is anonymous (RssAnon)
 after malloc_trim: the lesser, as a leak is in both. An answer that is an error is no fault."""
 
 
 @dataclass
 class Life:
-    """One server's. Memory in MiB, as `Kept` has it."""
+    """One server's. Memory in MiB, as `Kept` has it; `most_stubs` is the most that were seen at one time."""
 
     end: str
     memory: list[float] = field(default_factory=list)
     descriptors: list[Counter[str]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    most_stubs: int = 0
 
 
 @dataclass
@@ -188,6 +190,7 @@ def live(scene: Scene, clients: list[Client], number: int, life_s: float) -> Lif
             while time.monotonic() < until:
                 time.sleep(TROUBLE_EVERY_S)
                 server.require_alive()
+                life.most_stubs = max(life.most_stubs, remains.stubs(server.pid))
                 troubles.one(server.pid)
             rest(world, clients, troubles)
             if text := until_free(world):
@@ -284,7 +287,7 @@ def settle(server: Server, world: World, life: Life, spare: dict[str, int]) -> N
     for _ in range(LOOKS):
         before, now = now, remains.descriptors(server.pid)
         # The first time there is nothing to compare with; what does not change for a second is at rest.
-        if now == before and (not life.descriptors or not grown(life.descriptors[0], now, spare)):
+        if now == before and (not life.descriptors or not grown(life, now, spare)):
             break
         time.sleep(1.0)
     life.descriptors.append(now)
@@ -301,11 +304,19 @@ def gone(process: psutil.Process, world: World) -> bool:
                 return False
 
 
-def grown(before: Counter[str], now: Counter[str], spare: dict[str, int]) -> dict[str, int]:
-    """Descriptors that there are more of than there may be: with more stubs, those of each stub are."""
-    stubs = max(now[remains.STUBS] - before[remains.STUBS], 0)
-    more = now - before - Counter({kind: count * stubs for kind, count in OF_A_STUB.items()})
+def grown(life: Life, now: Counter[str], spare: dict[str, int]) -> dict[str, int]:
+    """Descriptors that there are more of than at the first rest, and than there may be.
+
+    With more stubs there are more of what each stub has. The parent keeps a stub's segment for the next stub, so the
+    segments are as many as there were stubs at one time: a model that changes over has its stubs twice for a moment.
+    """
+    before = life.descriptors[0]
+    more = now - before
+    for kind, count in OF_A_STUB.items():
+        stubs = max(now[remains.STUBS], life.most_stubs if kind == SEGMENT else 0) - before[remains.STUBS]
+        more[kind] -= count * max(stubs, 0)
     del more[remains.STUBS]
+    more = +more
     return dict(more) if any(count > spare.get(kind, 0) for kind, count in more.items()) else {}
 
 
@@ -314,7 +325,7 @@ def judge(life: Life, world: World, spare: dict[str, int] = SPARE) -> None:
         world.fault(f"left after {life.end}: {text}")
     if life.memory[-1] - life.memory[0] > GROWTH_MIB:
         world.fault(f"the parent's memory grew in one life from {life.memory[0]:.0f} to {life.memory[-1]:.0f} MiB")
-    if more := grown(life.descriptors[0], life.descriptors[-1], spare):
+    if more := grown(life, life.descriptors[-1], spare):
         world.fault(f"the parent's descriptors grew in one life by {more}")
 
 

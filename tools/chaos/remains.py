@@ -45,14 +45,20 @@ def memfds(mark: str) -> int:
 
 def descriptors(pid: int) -> Counter[str]:
     """What a server's parent has open, by kind; and, under STUBS, how many stubs it has."""
-    found: Counter[str] = Counter()
-    for child in psutil.Process(pid).children():
-        with contextlib.suppress(psutil.Error):
-            found[STUBS] += any("python_backend_stub" in word for word in child.cmdline())
+    found = Counter({STUBS: stubs(pid)})
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             found[re.sub(r"[0-9]+", "N", os.readlink(link))] += 1
     return found
+
+
+def stubs(pid: int) -> int:
+    """How many stubs a server's parent has now."""
+    count = 0
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.Error):
+            count += any("python_backend_stub" in word for word in child.cmdline())
+    return count
 
 
 def after(mark: str, within_s: float) -> list[str]:

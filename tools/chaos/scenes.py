@@ -14,8 +14,10 @@ from .world import Client, World
 
 Crowd = list[tuple[type[Client], int]]
 
-# A stub's further segments come when they are first needed, and a model's alarm when a request first has to wait.
-SPARE = {"/memfd:stubserve (deleted)": 5, "anon_inode:[timerfd]": 4}
+SEGMENT = "/memfd:stubserve (deleted)"
+# Stubs come and go between two looks at their number, a model's alarm comes when a request first has to wait, and the
+# process that sends traces to a collector, with two pipes, comes with the first trace.
+SPARE = {SEGMENT: 5, "anon_inode:[timerfd]": 4, "pipe:[N]": 2}
 
 
 @dataclass(frozen=True)
