@@ -57,6 +57,8 @@ def split(data: bytes) -> List[bytes]:
         uniform: List[bytes] = rows.tolist()
         return uniform
     (length,) = _length_at(data)
+    if length == end - 4:
+        return [data[4:]]
     elements: List[bytes] = []
     append = elements.append
     readers = _READERS
