@@ -66,9 +66,10 @@ def test_many_instances_fit_where_the_limit_is_large() -> None:
 def test_released_pages_read_as_zeros() -> None:
     arena = Arena.create(Ledger(MIB))
     segment = arena.segment(1)
-    segment.view[layout.HEAP] = 7
-    segment.release_pages(segment.start, segment.span)
-    assert segment.view[layout.HEAP] == 0
+    behind = segment.span - layout.PAGE
+    segment.view[layout.HEAP] = segment.view[behind - 1] = segment.view[behind] = 7
+    segment.release_pages(segment.start + layout.PAGE, behind - layout.PAGE)
+    assert (segment.view[layout.HEAP], segment.view[behind - 1], segment.view[behind]) == (0, 0, 7)
 
 
 @pytest.mark.parametrize(
