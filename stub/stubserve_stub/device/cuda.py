@@ -15,6 +15,7 @@ All errors are a DriverError. Methods may be called from any thread.
 from __future__ import annotations
 
 import ctypes
+import os
 from ctypes import byref, c_int, c_size_t, c_ulonglong, c_void_p
 from typing import Any, List, Sequence
 
@@ -148,6 +149,7 @@ class Device:
         """A new file descriptor of this memory, which other processes can import; the caller closes it."""
         descriptor = c_int(-1)
         self.call("cuMemExportToShareableHandle", byref(descriptor), handle, _POSIX_DESCRIPTOR, 0)
+        os.set_inheritable(descriptor.value, False)
         return descriptor.value
 
     def imported(self, descriptor: int) -> int:

@@ -81,8 +81,10 @@ static void done(CUstream stream) {
 }
 
 static bool copy(const Operation *one) {
-    char *buffer = malloc(one->nbytes);
+    static char *buffer;
+    static size_t room;
     bool good = true;
+    if (one->nbytes > room) buffer = realloc(buffer, room = one->nbytes);
     if (one->up_from)
         memcpy(buffer, one->snapshot ? one->snapshot : one->up_from, one->nbytes);
     else
@@ -91,7 +93,6 @@ static bool copy(const Operation *one) {
         memcpy(one->down_to, buffer, one->nbytes);
     else if (good)
         good = access_memory(one->to, one->nbytes, one->to_device, buffer, true);
-    free(buffer);
     if (good) count_bytes(one->direction, one->nbytes);
     return good;
 }
