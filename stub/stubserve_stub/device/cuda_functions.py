@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Tuple, Type
 
 from stubserve_stub.device.driver import DeviceLost, DriverError, NoDriver, NotSupported, OutOfDeviceMemory
 
-# Names another library in place of the driver, for tests.
+# Names another library in place of the driver, for tests; empty, there is none.
 LIBRARY_VARIABLE = "STUBSERVE_CUDA_DRIVER"
 LIBRARY = "libcuda.so.1"
 
@@ -128,6 +128,8 @@ class Functions:
 
     def __init__(self) -> None:
         path = os.environ.get(LIBRARY_VARIABLE, LIBRARY)
+        if not path:
+            raise NoDriver("there is no CUDA driver, as {} says, which is empty".format(LIBRARY_VARIABLE))
         try:
             library = ctypes.CDLL(path)
         except OSError as error:

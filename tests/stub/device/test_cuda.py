@@ -38,6 +38,12 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         Cuda()
 
 
+def test_a_driver_that_is_not_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LIBRARY_VARIABLE, "")
+    with pytest.raises(NoDriver, match="there is no CUDA driver, as STUBSERVE_CUDA_DRIVER says"):
+        Cuda()
+
+
 def test_a_library_that_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LIBRARY_VARIABLE, "libc.so.6")
     with pytest.raises(NoDriver, match=r"libc.so.6 is too old: it has no cuGetProcAddress, which came with CUDA 11.3"):
