@@ -10,6 +10,7 @@ import pytest
 
 from stubserve.gpus import DRIVER_VARIABLE
 from tests.emulated_gpu import build, compiler
+from tests.onnx_models import identity, save
 from tests.real_server import Serving, eventually, io_config, write_model
 from tests.server.test_gpu_fallback import SAID, TELLING
 
@@ -69,6 +70,21 @@ def test_what_is_refused(repository: Path, gpus: dict[str, str]) -> None:
             "has kind KIND_GPU, and the identity backend runs on CPUs only; "
             "--gpu-fallback=cpu serves the model on the CPU"
         )
+        (group,) = server.get("/v2/models/unsaid/config").json()["instance_group"]
+        assert group["kind"] == "KIND_CPU"
+
+
+def test_an_onnx_model_runs_on_a_gpu_only_where_it_asks_for_one(repository: Path, gpus: dict[str, str]) -> None:
+    """The package here is the one for CPUs: the load says so, and what to install."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime has CUDA")
+    for name, groups in (("asks", "instance_group [ { kind: KIND_GPU } ]"), ("unsaid", "")):
+        save(identity(), write_model(repository, name, config=f'backend: "onnxruntime" {groups}') / "1")
+    with Serving(repository, "--exit-on-error=false", environment=gpus) as server:
+        rows = {row["name"]: row for row in server.request("POST", "/v2/repository/index").json()}
+        assert "has no CUDAExecutionProvider, only " in rows["asks"]["reason"]
+        assert "pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime" in rows["asks"]["reason"]
         (group,) = server.get("/v2/models/unsaid/config").json()["instance_group"]
         assert group["kind"] == "KIND_CPU"
 

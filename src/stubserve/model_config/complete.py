@@ -25,8 +25,10 @@ _GROUP = model_config_pb2.ModelInstanceGroup
 # Backends that get two instances on a CPU in upstream when the configuration gives no count.
 _TWO_ON_CPU = frozenset({"tensorflow", "onnxruntime"})
 
-# Models in Python may use a GPU by themselves. These backends do not yet.
-_ON_CPUS_ONLY = frozenset(BUILT_IN) - {PYTHON}
+# Models in Python may use a GPU by themselves. Those of onnxruntime run on one where they ask for it, because its
+# package for CPUs is the usual one. The other backends run on CPUs.
+_WHEN_ASKED = frozenset({"onnxruntime"})
+_ON_CPUS_ONLY = frozenset(BUILT_IN) - {PYTHON} - _WHEN_ASKED
 
 _LIBTORCH = "pytorch_libtorch"
 _LIBTORCH_ALIAS = "libtorch"
@@ -309,7 +311,8 @@ def _fill_instance_groups(config: Any, gpus: Sequence[int]) -> None:
         if not group.name:
             group.name = f"{config.name}_{index}"
         if group.kind == _GROUP.KIND_AUTO:
-            group.kind = _GROUP.KIND_GPU if gpus and set(group.gpus) <= set(gpus) else _GROUP.KIND_CPU
+            asked = group.gpus or config.backend not in _WHEN_ASKED
+            group.kind = _GROUP.KIND_GPU if asked and gpus and set(group.gpus) <= set(gpus) else _GROUP.KIND_CPU
         if group.kind == _GROUP.KIND_GPU and not group.gpus:
             group.gpus.extend(gpus)
         if group.count < 1:
