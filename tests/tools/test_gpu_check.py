@@ -8,14 +8,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from stubserve_stub.backends.onnxruntime import execution
 from stubserve_stub.device.cuda_functions import LIBRARY_VARIABLE
 
 from tests.emulated_gpu import build
 from tools.gpu_check import kernels, libraries
 from tools.gpu_check.__main__ import ROWS
+from tools.gpu_check.row import BrokenError
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,6 +84,30 @@ def test_the_kernels_compile(capability: tuple[int, int], tmp_path: Path) -> Non
     source = tmp_path / "kernels.ptx"
     source.write_bytes(kernels.ptx(capability))
     subprocess.run([ptxas, f"-arch={architecture}", "-o", os.devnull, source], check=True)
+
+
+def test_the_row_of_the_onnxruntime_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the double of a session on a GPU. One that keeps what was bound first gives wrong answers, and fails."""
+    runtime = pytest.importorskip("onnxruntime")
+    doubles = pytest.importorskip("tests.stub.backends.test_onnxruntime_gpu")
+    monkeypatch.setattr(runtime, "InferenceSession", doubles.Double)
+    monkeypatch.setattr(runtime, "get_available_providers", lambda: [doubles.CUDA, doubles.CPU])
+    monkeypatch.setattr(runtime, "preload_dlls", lambda: None, raising=False)
+    gpu: Any = SimpleNamespace(facts=SimpleNamespace(number=0))
+    assert libraries.with_onnx_backend(gpu).startswith("onnxruntime ")
+    monkeypatch.setattr(execution.Execution, "_bind_inputs", bound_once(execution.Execution._bind_inputs))
+    with pytest.raises(BrokenError, match=r"for inputs of 5"):
+        libraries.with_onnx_backend(gpu)
+
+
+def bound_once(bind: Any) -> Any:
+    """`Execution._bind_inputs`, as if a binding were of memory and not of bytes."""
+
+    def bind_inputs(self: Any, inputs: Any) -> Any:
+        self._on_gpu = False
+        return bind(self, inputs)
+
+    return bind_inputs
 
 
 def test_the_model_for_onnxruntime_doubles() -> None:

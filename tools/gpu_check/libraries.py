@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import importlib
 import struct
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from stubserve_stub.device.pool import Pool
 
-from .row import MIB, Gpu, NotTriedError, Row
+from .row import MIB, BrokenError, Gpu, NotTriedError, Row
 
 COUNT = 1 << 18
 NBYTES = 4 * COUNT
@@ -94,10 +96,49 @@ def with_cupy(gpu: Gpu) -> str:
     return f"cupy {cupy.__version__}"
 
 
-def with_onnxruntime(gpu: Gpu) -> str:
-    runtime, numpy = _library("onnxruntime"), _library("numpy")
+def _onnxruntime() -> Any:
+    runtime = _library("onnxruntime")
     if "CUDAExecutionProvider" not in runtime.get_available_providers():
         raise NotTriedError(f"onnxruntime {runtime.__version__} is built without CUDA")
+    if hasattr(runtime, "preload_dlls"):
+        runtime.preload_dlls()
+    return runtime
+
+
+def with_onnx_backend(gpu: Gpu) -> str:
+    """Batches at one address, each with other bytes: binding copies to a GPU, so each has to be bound anew."""
+    runtime, numpy = _onnxruntime(), _library("numpy")
+    _library("msgpack")
+    from stubserve_stub.backends.gather import Gathered
+    from stubserve_stub.backends.native import InputView
+    from stubserve_stub.backends.onnxruntime.contract import contract_of
+    from stubserve_stub.backends.onnxruntime.execution import Execution
+    from stubserve_stub.backends.onnxruntime.session import open_session, options_of
+    from stubserve_stub.wire.datatypes import BY_NAME
+
+    options = options_of({"name": "double"}, {}, runtime.get_available_providers(), gpu.facts.number)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        path.write_bytes(DOUBLE)
+        session = open_session(runtime, str(path), "double_0", options)
+
+    def room(nbytes: int) -> Any:
+        return numpy.empty(nbytes, numpy.uint8)
+
+    execution = Execution(session, contract_of(session), None, room, {}, on_gpu=True)
+    memory = numpy.empty(COUNT, numpy.float32)
+    for value in (3, 5, 7):
+        memory[:] = value
+        given = InputView("X", BY_NAME["FP32"].number, (COUNT,), memory.view(numpy.uint8))
+        output = execution.run(Gathered({"X": given}, ["Y"], 1, COUNT))["Y"]
+        found = numpy.frombuffer(output.memory, numpy.float32)
+        if found.size != COUNT or (found != 2 * value).any():
+            raise BrokenError(f"{found[:4]} of {found.size} elements for inputs of {value}")
+    return f"onnxruntime {runtime.__version__}"
+
+
+def with_onnxruntime(gpu: Gpu) -> str:
+    runtime, numpy = _onnxruntime(), _library("numpy")
     tensors = _Tensors(gpu)
     provider = ("CUDAExecutionProvider", {"device_id": gpu.facts.number})
     session = runtime.InferenceSession(DOUBLE, providers=[provider])
@@ -136,6 +177,7 @@ def with_tensorrt(gpu: Gpu) -> str:
 ROWS = [
     Row("torch computes on a pool's memory, and its tensors are copied in their stream's order", with_torch),
     Row("cupy computes on a pool's memory, and its arrays are copied in their stream's order", with_cupy),
+    Row("the onnxruntime backend runs a model on the GPU", with_onnx_backend),
     Row("onnxruntime reads inputs from a pool and writes outputs to it", with_onnxruntime),
     Row("TensorRT reads inputs from a pool and writes outputs to it", with_tensorrt),
 ]

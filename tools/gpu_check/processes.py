@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
+import stubserve_stub
 from stubserve_stub.device.driver import DriverError
 
 from . import other
@@ -71,7 +76,21 @@ def client_handle(gpu: Gpu) -> str:
     raise BrokenError("the handle of a dead process was opened")
 
 
+def told_to_a_server(gpu: Gpu) -> str:
+    """What a server asks, which loads no driver itself."""
+    path = str(Path(stubserve_stub.__file__).parents[1])
+    command = [sys.executable, "-m", "stubserve_stub.device"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BrokenError(f"the process ended with {done.returncode}: {done.stderr.strip()[-300:]}")
+    numbers = [device["number"] for device in json.loads(done.stdout).get("devices", [])]
+    if numbers != [facts.number for facts in gpu.cuda.devices()]:
+        raise BrokenError(f"the process told {done.stdout}")
+    return f"{len(numbers)} GPUs"
+
+
 ROWS = [
+    Row("a process of its own tells a server which GPUs there are", told_to_a_server),
     Row("another process maps a pool by its descriptors, and both see what either writes", across),
     Row("a killed process takes nothing from those that have mapped its pool", killed_maker),
     Row("killed processes leave no memory and no descriptor behind", killed_makers),
