@@ -111,11 +111,12 @@ def test_a_killed_producer_takes_nothing_from_a_consumer(device: Device) -> None
             assert read(device, address, 3 * MIB) == content * (3 * MIB)
 
 
-def test_kills_at_any_moment_leave_nothing(device: Device, emulator: Emulator) -> None:
+@pytest.mark.parametrize("kills", [12, pytest.param(100, marks=pytest.mark.long)])
+def test_kills_at_any_moment_leave_nothing(device: Device, emulator: Emulator, kills: int) -> None:
     """No descriptor and no mapping, and the block that was told last has its bytes whatever its maker did next."""
     chance = random.Random(25)
     before, descriptors = emulator.live(), sorted(os.listdir("/proc/self/fd"))
-    for _ in range(12):
+    for _ in range(kills):
         with producer(device) as one:
             told = -1
             for _ in range(1 + chance.randrange(3)):
