@@ -22,6 +22,9 @@ ROOT = Path(__file__).parents[1]
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 sys.dont_write_bytecode = False
 
+# Tests run as on a machine without GPUs, but for those that name an emulated driver.
+os.environ["STUBSERVE_CUDA_DRIVER"] = ""
+
 # The same examples in every run, so that a change is judged by what it changes. Others are tried by
 # `make test ARGS=--hypothesis-profile=search`; what that finds becomes an `@example` of its test.
 # No example has a deadline: on a busy machine any may take long.

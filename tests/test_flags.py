@@ -311,7 +311,6 @@ def test_every_flag_of_upstream_is_known(name: str) -> None:
         ("http-thread-count", "8"),
         ("pinned-memory-pool-byte-size", "1099511627776"),
         ("cuda-memory-pool-byte-size", "0:67108864"),
-        ("min-supported-compute-capability", "7.5"),
         ("model-load-gpu-limit", "0:0.5"),
         ("host-policy", "gpu_0,cpu-cores=0-3"),
         ("enable-peer-access", "ON"),

@@ -112,3 +112,12 @@ def test_the_client_and_the_server_know_nothing_of_each_other() -> None:
     for name, path in known.items():
         others = set(imported(name, path, known)) - {"stubserve"}
         assert (others <= client) if name in client else not (others & client), name
+
+
+def test_the_server_knows_nothing_of_the_driver_of_gpus() -> None:
+    """A driver that crashes, or takes memory, does so in a stub."""
+    known = modules()
+    device = {name for name in known if name.startswith("stubserve_stub.device")}
+    assert device
+    for name, path in known.items():
+        assert name in device or not set(imported(name, path, known)) & device, name

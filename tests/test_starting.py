@@ -72,6 +72,21 @@ def test_rows_have_instances_states_and_the_first_line_of_reasons() -> None:
     ]
 
 
+def test_instances_on_gpus_say_so() -> None:
+    registry = Registry()
+    for name, groups in (("both", "GC"), ("gpus", "G")):
+        config = ModelConfig(name=name)
+        for kind in groups:
+            gpus = [0, 2] if kind == "G" else []
+            config.instance_group.add(name=kind, count=1, gpus=gpus, kind="KIND_GPU" if gpus else "KIND_CPU")
+        model: Any = SimpleNamespace(name=name, version=1, config=config)
+        registry.set_version(name, 1, VersionState.READY, model=cast(Any, model))
+    assert [line.split("READY")[0].split(None, 2)[2].rstrip() for line in table(registry)[-2:]] == [
+        "3 on GPU 0, 2 and CPU",
+        "2 on GPU 0, 2",
+    ]
+
+
 def test_of_many_models_only_those_are_listed_that_are_not_ready() -> None:
     registry = Registry()
     for number in range(100):

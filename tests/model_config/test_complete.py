@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stubserve.errors import Code, ServeError
+from stubserve.gpus import Gpus
 from stubserve.model_config.complete import InstanceSpec, instances_of, normalise, normalise_again
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.proto import ModelConfig
@@ -12,9 +14,9 @@ from stubserve.model_config.proto import ModelConfig
 FAR_AWAY = Path("/nonexistent")
 
 
-def complete(text: str, *, name: str = "foo", gpu_to_cpu: bool = False) -> ModelConfig:
+def complete(text: str, *, name: str = "foo", gpu_to_cpu: bool = False, gpus: Sequence[int] = ()) -> ModelConfig:
     """Completes a configuration that names its backend, so that no folder is looked at."""
-    return normalise(parse_text(text, "c"), name, FAR_AWAY, gpu_to_cpu=gpu_to_cpu)
+    return normalise(parse_text(text, "c"), name, FAR_AWAY, gpu_to_cpu=gpu_to_cpu, gpus=Gpus(tuple(gpus)))
 
 
 def model(tmp_path: Path, *files: str) -> Path:
@@ -208,6 +210,39 @@ def test_groups_for_gpus_on_the_cpu(group: str) -> None:
     config = complete(f'backend: "python" instance_group {group}', gpu_to_cpu=True)
     assert instances_of(config) == [cpu("foo_0_0")]
     assert not config.instance_group[0].gpus
+
+
+@pytest.mark.parametrize(
+    ("backend", "group", "kind", "devices"),
+    [
+        ("python", "", "GPU", [0, 2]),
+        ("custom", "", "GPU", [0, 2]),
+        ("python", "instance_group { count: 1 }", "GPU", [0, 2]),
+        ("python", "instance_group { kind: KIND_GPU }", "GPU", [0, 2]),
+        ("python", "instance_group { gpus: [2] }", "GPU", [2]),
+        ("python", "instance_group { kind: KIND_CPU }", "CPU", []),
+        ("python", "instance_group { kind: KIND_MODEL }", "MODEL", []),
+        # A GPU that is not there, which is refused afterwards
+        ("python", "instance_group { gpus: [0, 1] }", "CPU", [0, 1]),
+        ("python", "instance_group { kind: KIND_GPU gpus: [1] }", "GPU", [1]),
+        # Backends that use a GPU only when they are asked to, or never
+        ("onnxruntime", "", "CPU", []),
+        ("onnxruntime", "instance_group { kind: KIND_GPU }", "GPU", [0, 2]),
+        ("onnxruntime", "instance_group { gpus: [2] }", "GPU", [2]),
+        ("identity", "", "CPU", []),
+        ("identity", "instance_group { kind: KIND_GPU }", "GPU", []),
+    ],
+)
+def test_groups_on_a_machine_with_gpus(backend: str, group: str, kind: str, devices: list[int]) -> None:
+    (found,) = complete(f'backend: "{backend}" {group}', gpus=[0, 2]).instance_group
+    assert (found.Kind.Name(found.kind), list(found.gpus)) == (f"KIND_{kind}", devices)
+
+
+def test_the_fallback_leaves_gpus_that_are_there() -> None:
+    groups = "instance_group [{ kind: KIND_GPU gpus: [2] }, { kind: KIND_GPU gpus: [1] }, { gpus: [0, 1] }]"
+    for backend, expected in (("python", ["GPU", "CPU", "CPU"]), ("identity", ["CPU", "CPU", "CPU"])):
+        config = complete(f'backend: "{backend}" {groups}', gpus=[0, 2], gpu_to_cpu=True)
+        assert [spec.kind for spec in instances_of(config)] == expected
 
 
 def test_other_groups_stay_where_they_are() -> None:

@@ -13,7 +13,7 @@ import stubserve_stub
 PACKAGE = Path(stubserve_stub.__file__).parent
 
 # Each folder may import from itself and from those before it.
-ORDER = ["wire", "runtime", "api", "backends"]
+ORDER = ["wire", "device", "runtime", "api", "backends"]
 # The process finds a backend, and its loop calls its functions; neither knows one.
 INTERFACE = {("runtime.process", "backends.find"), ("runtime.main_loop", "backends.base")}
 

@@ -51,11 +51,10 @@ def test_a_route_without_a_sentence_is_told_where_to_write_it(monkeypatch: pytes
         routes.routes_page()
 
 
-def test_what_is_for_gpus_is_not_offered_on_any_machine() -> None:
-    """It is refused where there is a GPU as well."""
+def test_what_is_said_of_gpus_holds_on_any_machine() -> None:
     pages = PAGES["reference/config.md"]() + PAGES["reference/routes.md"]()
     assert "there is no GPU" not in pages
-    assert "`KIND_GPU` is not offered yet" in pages
+    assert "`KIND_GPU`, for Python and ONNX models on a machine with GPUs" in pages
 
 
 def test_every_metric_has_a_row() -> None:

@@ -21,13 +21,14 @@ from stubserve.environments.environment import environment_in
 from stubserve.environments.probe import EnvironmentUnusable, inspect_file
 from stubserve.environments.resolve import PARAMETER, named_in, place_of
 from stubserve.errors import ServeError, internal
+from stubserve.gpus import supported
 from stubserve.inference.signature import Signature
 from stubserve.instances.execution_watch import execute_timeout
 from stubserve.instances.threads import threads_per_instance
 from stubserve.loading.dependencies import circle, version_not_loaded
 from stubserve.loading.program import check_python_parameters, locate_program, missing_parts
 from stubserve.loading.source_check import completes_config, source_problems
-from stubserve.model_config.complete import gpu_groups, normalise
+from stubserve.model_config.complete import gpu_groups, normalise, usable_gpus
 from stubserve.model_config.parse import decode_text, kept, kept_templates
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
@@ -112,7 +113,10 @@ class _Check:
         if not self._read():
             return self._found
         try:
-            config = normalise(self._reading.config, self._folder.name, self._folder.path, gpu_to_cpu=self._gpu_to_cpu)
+            gpus = supported()
+            config = normalise(
+                self._reading.config, self._folder.name, self._folder.path, gpu_to_cpu=self._gpu_to_cpu, gpus=gpus
+            )
         except ServeError as error:
             self._add(error)
             self._versions(self._reading.config)
@@ -120,7 +124,7 @@ class _Check:
         self._attempt(validate_directory_name, config, self._folder.name)
         files = self._programs(config)
         may_grow = any(completes_config(file) for file in files)
-        for wrong in problems(config):
+        for wrong in problems(config, gpus):
             # A field that auto_complete_config may still fill in is not wrong yet.
             if not (may_grow and wrong.path[:1] in (("input",), ("output",)) and "must specify" in wrong.message):
                 self._add(wrong)
@@ -148,7 +152,7 @@ class _Check:
         for part, words in missing_parts(config):
             self._warn(words, (part,))
         if self._gpu_to_cpu:
-            for index in gpu_groups(self._reading.config)[:1]:
+            for index in gpu_groups(self._reading.config, usable_gpus(config.backend, gpus))[:1]:
                 self._warn(RUNS_ON_CPU, ("instance_group", index, "kind"))
         return self._found
 

@@ -46,7 +46,8 @@ repoagent-directory = agent_directory: Repository agents written in Python: <nam
     (/opt/tritonserver/repoagents).
 repository-cache = remote_cache: Where repositories in the cloud are copied to (~/.cache/stubserve/repositories).
 model-config-name = config_name: Use configs/<name>.pbtxt of a model where it exists.
-gpu-fallback = gpu_to_cpu: cpu: instances of KIND_GPU run on the CPU; none: they are refused (none).
+min-supported-compute-capability = least_capability: GPUs of a lower compute capability run no models (7.5).
+gpu-fallback = gpu_to_cpu: cpu: instances for GPUs that are not there run on the CPU; none: they are refused (none).
 [instances] Instances and their stubs
 backend-directory = backend_directory: Backends written in Python: <name>/model.py (/opt/tritonserver/backends).
 backend-config = backend_config: [<backend>,]<setting>=<value>, passed to the backend.
@@ -204,6 +205,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
     "model-store": values.parse_repository,
     "model-control-mode": str.lower,
     "gpu-fallback": values.parse_gpu_fallback,
+    "min-supported-compute-capability": values.parse_capability,
     "backend-config": values.parse_backend_config,
     "stub-sandbox": values.parse_sandbox,
     "stub-env": values.parse_variable,

@@ -34,13 +34,6 @@ def _check_device_fraction(text: str) -> None:
     parse_fraction(fraction)
 
 
-def _check_compute_capability(text: str) -> None:
-    try:
-        float(text)
-    except ValueError:
-        raise UsageError(f"Invalid option value. Got {text}. Use a number, as 6.0") from None
-
-
 def _check_host_policy(text: str) -> None:
     policy, comma, assignment = text.partition(",")
     setting, equals, value = assignment.partition("=")
@@ -68,7 +61,6 @@ UNNEEDED = {
     "pinned-memory-pool-byte-size": Unneeded(_NO_POOL, parse_long),
     "cuda-memory-pool-byte-size": Unneeded(_NO_POOL, _check_device_bytes),
     "cuda-virtual-address-size": Unneeded(_NO_POOL, _check_device_bytes),
-    "min-supported-compute-capability": Unneeded(_NO_GPU, _check_compute_capability),
     "buffer-manager-thread-count": Unneeded("tensors are not copied by threads of their own here", parse_count),
     "enable-peer-access": Unneeded(_NO_GPU, parse_bool),
     "model-load-gpu-limit": Unneeded(_NO_GPU, _check_device_fraction),

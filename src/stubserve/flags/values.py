@@ -66,6 +66,14 @@ def parse_fraction(text: str) -> float:
     return value
 
 
+def parse_capability(text: str) -> float:
+    """A compute capability of CUDA. Raises UsageError."""
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"Invalid option value. Got {text}. Use a number, as 6.0") from None
+
+
 def parse_pair(text: str, between: str = ":") -> tuple[str, str]:
     """A text of the form `<first>:<second>`. Raises UsageError."""
     first, found, second = text.partition(between)

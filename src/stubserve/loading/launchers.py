@@ -101,7 +101,7 @@ def _find_files(candidate: Candidate, version: int, backend_directory: Path) -> 
     folder, config = candidate.folder, candidate.config
     model_dir = folder.path.resolve()
     program = locate_program(config, model_dir, version, backend_directory)
-    validate_instance_groups(config)
+    validate_instance_groups(config, candidate.gpus)
     check_python_parameters(config)
     missing = program.file is not None and not program.file.is_file()
     hints = [] if program.file is None or missing else misspelt_hooks(program.file)

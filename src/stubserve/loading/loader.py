@@ -141,7 +141,7 @@ class Loader:
             first, config, config_json = await self._complete(launcher, specs[0].name, config, candidate.has_config)
             specs = instances_of(config)
         try:
-            validate(config)
+            validate(config, candidate.gpus)
             await asyncio.to_thread(check_initial_states, config, folder.path)
             labels = await asyncio.to_thread(read_labels, folder, config)
             model = instance_model(

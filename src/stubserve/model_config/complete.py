@@ -7,11 +7,15 @@ the third; both are idempotent.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from stubserve_stub.backends.find import BUILT_IN, PYTHON
+
 from stubserve.errors import internal, invalid
+from stubserve.gpus import NO_GPUS, Gpus
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 
 _IDLE_MICROSECONDS = 1_000_000
@@ -20,6 +24,11 @@ _GROUP = model_config_pb2.ModelInstanceGroup
 
 # Backends that get two instances on a CPU in upstream when the configuration gives no count.
 _TWO_ON_CPU = frozenset({"tensorflow", "onnxruntime"})
+
+# Models in Python may use a GPU by themselves. Those of onnxruntime run on one where they ask for it, because its
+# package for CPUs is the usual one. The other backends run on CPUs.
+_WHEN_ASKED = frozenset({"onnxruntime"})
+_ON_CPUS_ONLY = frozenset(BUILT_IN) - {PYTHON} - _WHEN_ASKED
 
 _LIBTORCH = "pytorch_libtorch"
 _LIBTORCH_ALIAS = "libtorch"
@@ -66,22 +75,26 @@ class InstanceSpec:
     priority: int = field(default=1, compare=False)
 
 
-def normalise(config: ModelConfig, model_name: str, model_dir: Path, *, gpu_to_cpu: bool = False) -> ModelConfig:
+def normalise(
+    config: ModelConfig, model_name: str, model_dir: Path, *, gpu_to_cpu: bool = False, gpus: Gpus = NO_GPUS
+) -> ModelConfig:
     """A completed copy of `config`, which may be empty (a model without config.pbtxt).
 
-    `model_dir` is the model's folder, searched for the backend. With `gpu_to_cpu` instance groups for GPUs become
-    KIND_CPU. Raises ServeError INVALID_ARG (the backend is unknown), INTERNAL (the folder can not be read).
+    `model_dir` is the model's folder, searched for the backend; `gpus` are those that models may run on. With
+    `gpu_to_cpu` instance groups for GPUs that are not there become KIND_CPU. Raises ServeError INVALID_ARG (the backend
+    is unknown), INTERNAL (the folder can not be read).
     """
     completed = copy_of(config)
     if not completed.name:
         completed.name = model_name
     _fill_backend(completed, model_name, _VersionContents(model_dir))
     _fill_defaults(completed)
+    usable = usable_gpus(completed.backend, gpus)
     if gpu_to_cpu:
-        for index in gpu_groups(completed):
+        for index in gpu_groups(completed, usable):
             completed.instance_group[index].kind = _GROUP.KIND_CPU
             completed.instance_group[index].ClearField("gpus")
-    _fill_instance_groups(completed)
+    _fill_instance_groups(completed, usable.numbers)
     return completed
 
 
@@ -91,12 +104,18 @@ def copy_of(config: ModelConfig) -> ModelConfig:
     return copy
 
 
-def gpu_groups(config: ModelConfig) -> list[int]:
-    """The indices of the instance groups that need GPUs, also those that only name some."""
+def usable_gpus(backend: str, gpus: Gpus) -> Gpus:
+    """Those of `gpus` that models of this backend can run on: all, or none."""
+    return NO_GPUS if backend in _ON_CPUS_ONLY else gpus
+
+
+def gpu_groups(config: ModelConfig, usable: Gpus) -> list[int]:
+    """The indices of the instance groups that need GPUs which are not there, also those that only name some."""
     return [
         index
         for index, group in enumerate(config.instance_group)
-        if group.kind == _GROUP.KIND_GPU or (group.kind == _GROUP.KIND_AUTO and group.gpus)
+        if (group.kind == _GROUP.KIND_GPU or (group.kind == _GROUP.KIND_AUTO and group.gpus))
+        and not (usable.numbers and set(group.gpus) <= set(usable.numbers))
     ]
 
 
@@ -283,7 +302,7 @@ def _fill_defaults(config: Any) -> None:
                 getattr(config.optimization, memory).enable = True
 
 
-def _fill_instance_groups(config: Any) -> None:
+def _fill_instance_groups(config: Any, gpus: Sequence[int]) -> None:
     if config.HasField("ensemble_scheduling"):
         return
     if not config.instance_group:
@@ -292,6 +311,9 @@ def _fill_instance_groups(config: Any) -> None:
         if not group.name:
             group.name = f"{config.name}_{index}"
         if group.kind == _GROUP.KIND_AUTO:
-            group.kind = _GROUP.KIND_CPU
+            asked = group.gpus or config.backend not in _WHEN_ASKED
+            group.kind = _GROUP.KIND_GPU if asked and gpus and set(group.gpus) <= set(gpus) else _GROUP.KIND_CPU
+        if group.kind == _GROUP.KIND_GPU and not group.gpus:
+            group.gpus.extend(gpus)
         if group.count < 1:
             group.count = 2 if group.kind == _GROUP.KIND_CPU and config.backend in _TWO_ON_CPU else 1

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stubserve.errors import ServeError, internal, invalid, raise_first, within
+from stubserve.gpus import NO_GPUS, Gpus
+from stubserve.model_config.complete import usable_gpus
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, ensemble_problems
 from stubserve.model_config.validate_io import io_problems
@@ -44,17 +46,17 @@ _METRIC_TAG = re.compile(r"(?!_)[a-zA-Z0-9_]*")
 _ON_THE_CPU = "; --gpu-fallback=cpu serves the model on the CPU"
 
 
-def problems(config: ModelConfig) -> Iterator[ServeError]:
-    """All errors of a configuration that is final."""
+def problems(config: ModelConfig, gpus: Gpus = NO_GPUS) -> Iterator[ServeError]:
+    """All errors of a configuration that is final, where models may run on these GPUs."""
     yield from model_problems(config)
-    yield from instance_group_problems(config)
+    yield from instance_group_problems(config, gpus)
     yield from io_problems(config)
     yield from state_problems(config)
 
 
-def validate(config: ModelConfig) -> None:
+def validate(config: ModelConfig, gpus: Gpus = NO_GPUS) -> None:
     """Raises the first of the `problems`."""
-    raise_first(problems(config))
+    raise_first(problems(config, gpus))
 
 
 def validate_model(config: ModelConfig) -> None:
@@ -62,9 +64,9 @@ def validate_model(config: ModelConfig) -> None:
     raise_first(model_problems(config))
 
 
-def validate_instance_groups(config: ModelConfig) -> None:
+def validate_instance_groups(config: ModelConfig, gpus: Gpus = NO_GPUS) -> None:
     """Checks kinds and GPUs of the instance groups."""
-    raise_first(instance_group_problems(config))
+    raise_first(instance_group_problems(config, gpus))
 
 
 def validate_directory_name(config: ModelConfig, directory: str) -> None:
@@ -165,8 +167,8 @@ def _metric_problems(control: Any) -> Iterator[ServeError]:
         yield invalid("histogram options must specify non-empty 'buckets'")
 
 
-def instance_group_problems(config: ModelConfig) -> Iterator[ServeError]:
-    """The errors of the instance groups, which must be normalised. The server has no GPUs.
+def instance_group_problems(config: ModelConfig, gpus: Gpus = NO_GPUS) -> Iterator[ServeError]:
+    """The errors of the instance groups, which must be normalised, where models may run on these GPUs.
 
     A group whose kind is still KIND_AUTO is an INTERNAL error.
     """
@@ -182,7 +184,8 @@ def instance_group_problems(config: ModelConfig) -> Iterator[ServeError]:
         where = f"instance group {group.name} of model {config.name}"
         here = ("instance_group", index)
         if group.kind == _GROUP.KIND_GPU:
-            yield from within(_gpu_problems(group, where), *here, "gpus" if group.gpus else "kind")
+            wrong = _gpu_problems(group, where, config.backend, gpus)
+            yield from within(wrong, *here, "gpus" if group.gpus else "kind")
         elif group.kind in (_GROUP.KIND_CPU, _GROUP.KIND_MODEL):
             if group.gpus:
                 error = invalid(f"{where} has kind {_GROUP.Kind.Name(group.kind)} but specifies one or more GPUs")
@@ -193,15 +196,19 @@ def instance_group_problems(config: ModelConfig) -> Iterator[ServeError]:
             yield from within(_profile_problems(config.platform, group.profile, where), *here, "profile")
 
 
-def _gpu_problems(group: Any, where: str) -> Iterator[ServeError]:
+def _gpu_problems(group: Any, where: str, backend: str, gpus: Gpus) -> Iterator[ServeError]:
+    if gpus.numbers and not usable_gpus(backend, gpus).numbers:
+        yield invalid(f"{where} has kind KIND_GPU, and the {backend} backend runs on CPUs only{_ON_THE_CPU}")
+        return
     if not group.gpus:
         yield invalid(f"{where} has kind KIND_GPU but no GPUs are available{_ON_THE_CPU}")
     for gpu in group.gpus:
-        # With upstream's default for --min-supported-compute-capability
-        yield invalid(
-            f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required CUDA "
-            f"compute compatibility of 7.500000 are: {_ON_THE_CPU}"
-        )
+        if gpu not in gpus.numbers:
+            yield invalid(
+                f"{where} specifies invalid or unsupported gpu id {gpu}. GPUs with at least the minimum required CUDA "
+                f"compute compatibility of {gpus.least_capability:.6f} are: {', '.join(map(str, gpus.numbers))}"
+                f"{_ON_THE_CPU}"
+            )
 
 
 def _profile_problems(platform: str, profiles: Sequence[str], where: str) -> Iterator[ServeError]:

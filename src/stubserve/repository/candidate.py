@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stubserve.errors import ServeError, internal, invalid, raise_first
-from stubserve.model_config.complete import gpu_groups, normalise, without_instances
+from stubserve.gpus import NO_GPUS, Gpus, supported
+from stubserve.model_config.complete import gpu_groups, normalise, usable_gpus, without_instances
 from stubserve.model_config.parse import kept, kept_templates, parse_json, parse_text
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate_directory_name, validate_model
@@ -43,7 +44,7 @@ class Candidate:
 
     `override` is the configuration (JSON) of a request to load. `contents` are the folder's before its first file was
     read; None if the folder was made for this load (`made`). With repository agents, `asked` is the candidate that they
-    were called for.
+    were called for. `gpus` are those that models may run on.
     """
 
     folder: ModelFolder
@@ -53,6 +54,7 @@ class Candidate:
     contents: Contents | None = None
     agents: Chain | None = None
     asked: Candidate | None = None
+    gpus: Gpus = NO_GPUS
 
     @property
     def made(self) -> bool:
@@ -118,8 +120,9 @@ def read_candidate(
     given = written if written is not None else ModelConfig()
     if folder.renamed:
         given.ClearField("name")
+    gpus = supported(settings.least_capability)
     try:
-        config = normalise(given, folder.name, folder.path, gpu_to_cpu=settings.gpu_to_cpu)
+        config = normalise(given, folder.name, folder.path, gpu_to_cpu=settings.gpu_to_cpu, gpus=gpus)
     except ServeError as error:
         # The file of a version would have told which backend is meant.
         advice = None if written is not None else misplaced_file(folder.path)
@@ -134,9 +137,9 @@ def read_candidate(
     absent = absent_files(folder.path)
     if absent:
         log.warning("model '%s' lacks %s", folder.name, absent)
-    if settings.gpu_to_cpu and gpu_groups(given):
+    if settings.gpu_to_cpu and gpu_groups(given, usable_gpus(config.backend, gpus)):
         log.warning("model '%s': %s", folder.name, RUNS_ON_CPU)
-    return Candidate(folder, config, written is not None, override, contents)
+    return Candidate(folder, config, written is not None, override, contents, gpus=gpus)
 
 
 def find_candidate(

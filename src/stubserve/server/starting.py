@@ -11,11 +11,11 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stubserve.model_config.complete import instances_of
+from stubserve.model_config.complete import InstanceSpec, instances_of
 from stubserve.observability.logs import takes_colors
 from stubserve.observability.output import output
 from stubserve.repository.registry import Registry, VersionState
@@ -79,9 +79,18 @@ def rows(registry: Registry) -> Iterator[Row]:
             yield Row(name, "", "", VersionState.UNAVAILABLE.value, first_line(entry.reason))
         for number, version in sorted(entry.versions.items()):
             # None for an ensemble, which has no processes
-            instances = len(instances_of(version.model.config)) if version.model is not None else 0
+            instances = instances_of(version.model.config) if version.model is not None else []
             state = version.state.value
-            yield Row(name, str(number), str(instances or ""), state, first_line(version.reason))
+            yield Row(name, str(number), placed(instances), state, first_line(version.reason))
+
+
+def placed(instances: Sequence[InstanceSpec]) -> str:
+    """How many instances there are, and on which GPUs if any are on one."""
+    gpus = sorted({one.device_id for one in instances if one.kind == "GPU"})
+    if not gpus:
+        return str(len(instances) or "")
+    others = " and CPU" if any(one.kind != "GPU" for one in instances) else ""
+    return f"{len(instances)} on GPU {', '.join(map(str, gpus))}{others}"
 
 
 def first_line(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from stubserve.gpus import LEAST_CAPABILITY
 from stubserve.settings.cache import CacheSettings
 from stubserve.settings.fronts import GrpcSettings, HttpSettings, SageMakerSettings, VertexSettings
 
@@ -138,6 +139,7 @@ class RepositorySettings:
     config_name: str = ""
     disable_auto_complete: bool = False
     gpu_to_cpu: bool = False
+    least_capability: float = LEAST_CAPABILITY
     # With poll: look whenever a file changes, instead of every `poll_secs`
     notices_changes: bool = False
 

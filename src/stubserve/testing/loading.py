@@ -10,6 +10,7 @@ from typing import Any, Literal
 from stubserve_stub.backends.python.model import ContractBroken, Model, import_model
 
 from stubserve.errors import unsupported
+from stubserve.gpus import supported
 from stubserve.inference.signature import Signature
 from stubserve.instances.launcher import initialize_arguments
 from stubserve.loading.program import find_program
@@ -50,11 +51,12 @@ def load(
     if kind is not None:
         config.ClearField("instance_group")
         config.instance_group.add(kind=f"KIND_{kind}")
-    config = normalise(config, found.name, path)
+    gpus = supported()
+    config = normalise(config, found.name, path, gpus=gpus)
     validate_directory_name(config, found.name)
     version = version if version is not None else available_versions(found, config)[-1]
     validate_model(config)
-    validate_instance_groups(config)
+    validate_instance_groups(config, gpus)
     if config.platform == "ensemble":
         raise unsupported(f"model '{found.name}' is an ensemble: it has no code to test")
     program = find_program(config, path, version, backend_directory)
@@ -68,7 +70,7 @@ def load(
             config_json = render_json(config)
             if model.completes_config:
                 config, config_json = _complete(model, config, has_config_file=written is not None)
-            validate(config)
+            validate(config, gpus)
             arguments = initialize_arguments(instances_of(config)[0], config.name, config_json, path, str(version))
             model.initialize(arguments)
             loaded = LoadedModel(

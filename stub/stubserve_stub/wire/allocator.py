@@ -20,9 +20,8 @@ are by offset; freeing what is not handed out raises KeyError.
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+from typing import Dict, List, Protocol, Tuple
 
-from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import ArenaFull, NotGranted
 from stubserve_stub.wire.layout import ALIGNMENT, HEAP, PAGE
 
@@ -36,10 +35,32 @@ def size_class(nbytes: int) -> int:
     return max((nbytes + (1 << step) - 1) >> step << step, ALIGNMENT)
 
 
+class Extent(Protocol):
+    """A part of some memory: `span` bytes from `start` on. Cold bytes are given back by `release_pages`."""
+
+    index: int
+    start: int
+    span: int
+
+    def release_pages(self, offset: int, nbytes: int) -> None: ...
+
+
+class Backing(Protocol):
+    """What blocks are cut from: the arena, or a pool of a GPU's memory. `commit` raises ArenaFull over the limit."""
+
+    limit: int
+
+    def segment(self, index: int) -> Extent: ...
+
+    def commit(self, index: int, nbytes: int) -> None: ...
+
+    def uncommit(self, index: int, nbytes: int) -> None: ...
+
+
 class Allocator:
     """Hands out blocks of segment `index`, whose heap begins `skip` bytes into the segment."""
 
-    def __init__(self, arena: Arena, index: int, retain: int, skip: int = HEAP) -> None:
+    def __init__(self, arena: Backing, index: int, retain: int, skip: int = HEAP) -> None:
         self._arena = arena
         self._segment = arena.segment(index)
         self._retain = retain

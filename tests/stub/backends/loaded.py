@@ -64,7 +64,7 @@ class Instance:
 
     def start(self, kind: str = "CPU") -> Instance:
         arguments = {"model_config": render_json(self.completed), "model_instance_kind": kind}
-        arguments["model_repository"] = str(self.folder)
+        arguments.update(model_repository=str(self.folder), model_instance_device_id="0")
         outputs = [output.name for output in self.completed.output]
         self.backend.instance_initialize(InstanceSetup("m_0", arguments, outputs, False))
         return self

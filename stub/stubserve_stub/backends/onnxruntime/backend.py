@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.gather import Gatherer
-from stubserve_stub.backends.loading import Parameters, import_package, refuse_gpu
+from stubserve_stub.backends.loading import Parameters, import_package
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
 from stubserve_stub.backends.onnxruntime.contract import Contract, complete, contract_of, needs_completion, validate
 from stubserve_stub.backends.onnxruntime.execution import Execution
@@ -48,8 +48,9 @@ class OnnxRuntimeBackend(NativeBackend):
     def instance_initialize(self, instance: InstanceSetup) -> None:
         super().instance_initialize(instance)
         config = self.config
-        refuse_gpu(instance, "onnxruntime")
-        session, contract, options = self._open(config)
+        on_gpu = instance.arguments["model_instance_kind"] == "GPU"
+        device = int(instance.arguments["model_instance_device_id"]) if on_gpu else None
+        session, contract, options = self._open(config, device)
         self._opened = None
         validate(config, contract)
         for remark in options.remarks:
@@ -59,7 +60,8 @@ class OnnxRuntimeBackend(NativeBackend):
         scalars: Dict[str, Sequence[int]] = {
             output["name"]: [int(dim) for dim in output["dims"]] for output in config["output"]
         }
-        self._execution = Execution(session, contract, run_options(self._onnxruntime, options), self.room, scalars)
+        made = run_options(self._onnxruntime, options)
+        self._execution = Execution(session, contract, made, self.room, scalars, on_gpu)
         reader = "onnxruntime's Python package"
         self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config), reader)
 
@@ -69,10 +71,13 @@ class OnnxRuntimeBackend(NativeBackend):
     def instance_finalize(self) -> None:
         del self._execution
 
-    def _open(self, config: Dict[str, Any]) -> Tuple[Any, Contract, Options]:
-        """The session for a configuration; the one that is open already if nothing differs. Raises Refusal."""
+    def _open(self, config: Dict[str, Any], device: Optional[int] = None) -> Tuple[Any, Contract, Options]:
+        """The session for a configuration; the one that is open already if nothing differs. Raises Refusal.
+
+        A configuration is completed by a session on the CPU, also for an instance on a GPU.
+        """
         path = find_file(self._version_dir, config.get("default_model_filename", ""))
-        options = options_of(config, self.host.settings, self._onnxruntime.get_available_providers())
+        options = options_of(config, self.host.settings, self._onnxruntime.get_available_providers(), device)
         if self._opened is None or self._opened[:2] != (path, options):
             session = open_session(self._onnxruntime, path, self.host.instance, options)
             try:

@@ -11,6 +11,9 @@ shapes is right, unless output shapes depend on values. So:
    shape. An output whose shape varies is not bound again. A session has no state, so the second run gives the same;
 4. a bound output that lies somewhere else after all (a graph may return an input) is taken from there.
 
+On a GPU onnxruntime copies inputs to the device when they are bound, so they are bound for each run; it copies outputs
+down to where they are bound. A machine with a GPU has not shown this yet.
+
 Strings cannot be bound. A model with string inputs runs on arrays; its outputs are copied once.
 
 Only wanted outputs are made and sent. That saves memory, not computation: as in Triton, the whole graph runs.
@@ -47,11 +50,19 @@ class Execution:
     """One session and its bindings.
 
     `room` gives memory of the stub's segment, or None; `scalars` are the sent shapes of outputs without dimensions.
+    `on_gpu` says whether binding copies.
     """
 
     def __init__(
-        self, session: Any, contract: Contract, run_options: Any, room: Room, scalars: Dict[str, Sequence[int]]
+        self,
+        session: Any,
+        contract: Contract,
+        run_options: Any,
+        room: Room,
+        scalars: Dict[str, Sequence[int]],
+        on_gpu: bool = False,
     ) -> None:
+        self._on_gpu = on_gpu
         self._session = session
         self._inputs = {**contract.initializers, **contract.inputs}
         self._outputs = contract.outputs
@@ -93,7 +104,7 @@ class Execution:
                     rooms[name] = (known[name], memory)
                 self._bind_output(name, known.get(name), memory)
             try:
-                self._session.run_with_iobinding(self._binding, self._run_options)
+                self._run_with_binding()
             except Exception:
                 if not rooms:
                     raise
@@ -111,8 +122,15 @@ class Execution:
         self._binding.clear_binding_outputs()
         for name in batch.outputs:
             self._binding.bind_output(name, _CPU)
-        self._session.run_with_iobinding(self._binding, self._run_options)
+        self._run_with_binding()
         return self._collect(batch, {})
+
+    def _run_with_binding(self) -> None:
+        if self._on_gpu:
+            self._binding.synchronize_inputs()
+        self._session.run_with_iobinding(self._binding, self._run_options)
+        if self._on_gpu:
+            self._binding.synchronize_outputs()
 
     def _bind_inputs(self, inputs: Mapping[str, InputView]) -> Any:
         """Binds the inputs that are not bound yet. Returns the key of their shapes."""
@@ -122,7 +140,7 @@ class Execution:
             # A tensor without dimensions is [1] in a configuration.
             shapes.append((name, tuple(view.shape) if self._inputs[name].dims else ()))
             places.append((view.datatype, address_of(view.memory)))
-        if self._bound != (shapes, places):
+        if self._on_gpu or self._bound != (shapes, places):
             self._bound = ()
             self._binding.clear_binding_inputs()
             for (name, shape), (datatype, address) in zip(shapes, places):

@@ -1,7 +1,8 @@
 """From a model's configuration and file to a session of onnxruntime, or to a sentence that says why not.
 
 Every parameter of the configuration is honoured, or named in an error or the log. Values mean what upstream says (the
-README of Triton's onnxruntime_backend). Settings for GPUs have no effect on a CPU, as in upstream, but are logged once.
+README of Triton's onnxruntime_backend). Settings for GPUs (`gpu`) have no effect on a CPU, as in upstream, but are
+logged once.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence,
 
 from stubserve_stub.backends.loading import Parameters
 from stubserve_stub.backends.onnxruntime import file as onnx_file
+from stubserve_stub.backends.onnxruntime.gpu import PARAMETERS, Provider, gpu_providers, require_gpu
 from stubserve_stub.runtime.failure import Refusal
 
 _ARENA, _PATTERN = "enable_mem_arena", "enable_mem_pattern"
 _SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 _DEVICE_ALLOCATOR = "session.use_device_allocator_for_initializers"
 _SHARE = "share_session_between_instances"
-_FOR_GPUS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
 _GLOBAL_POOL = "enable-global-threadpool"
 _INTRA, _INTER = "intra_op_thread_count", "inter_op_thread_count"
 _SPINNING = ("session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
@@ -36,7 +37,7 @@ class Options(NamedTuple):
     """The options of a session. 0 threads, and None, leave the choice to onnxruntime.
 
     `entries` are onnxruntime's own settings by name; `shrinkage` is for each run. Lines for the log are `remarks`,
-    about what has no effect, and `chosen`, about what upstream logs.
+    about what has no effect, and `chosen`, about what upstream logs. `device` is the number of a GPU, None for a CPU.
     """
 
     graph_level: str
@@ -47,16 +48,20 @@ class Options(NamedTuple):
     memory_pattern: Optional[bool]
     entries: Tuple[Tuple[str, str], ...]
     shrinkage: str
-    providers: Tuple[str, ...]
+    providers: Tuple[Provider, ...]
+    device: Optional[int]
     op_libraries: Tuple[str, ...]
     remarks: Tuple[str, ...]
     chosen: Tuple[str, ...]
 
 
-def options_of(config: Mapping[str, Any], settings: Mapping[str, str], available: Sequence[str]) -> Options:
+def options_of(
+    config: Mapping[str, Any], settings: Mapping[str, str], available: Sequence[str], device: Optional[int] = None
+) -> Options:
     """The options of a configuration (the server's JSON) under the server's settings for the backend.
 
-    `available` are onnxruntime's providers. Raises Refusal for invalid values and missing providers.
+    `available` are onnxruntime's providers; `device` is a GPU's number, None for a CPU. Raises Refusal for invalid
+    values and missing providers.
     """
     reader = Parameters("onnxruntime", config, settings)
     remarks: List[str] = []
@@ -73,12 +78,16 @@ def options_of(config: Mapping[str, Any], settings: Mapping[str, str], available
     else:
         intra, inter = reader.integer(_INTRA), reader.integer(_INTER)
     arena = reader.boolean(_ARENA)
-    shrinkage = _shrinkage(reader.text(_SHRINKAGE), arena, config, remarks)
+    shrinkage = _shrinkage(reader.text(_SHRINKAGE), arena, config, remarks, device is not None)
     if reader.boolean(_SHARE):
         remarks.append(
             "parameter '{}' has no effect: each instance is a process with a session of its own".format(_SHARE)
         )
-    remarks += ["parameter '{}' has no effect: it is for GPUs".format(name) for name in _FOR_GPUS if reader.text(name)]
+    on_gpu: Tuple[Provider, ...] = ()
+    if device is None:
+        remarks += _without_gpu(config, reader)
+    else:
+        on_gpu = gpu_providers(config, reader, available, device)
     optimization = config.get("optimization", {})
     libraries = config.get("model_operations", {}).get("op_library_filename", [])
     return Options(
@@ -90,7 +99,8 @@ def options_of(config: Mapping[str, Any], settings: Mapping[str, str], available
         reader.boolean(_PATTERN),
         _entries(reader),
         shrinkage,
-        _providers(config, available, remarks),
+        (*on_gpu, *_cpu_providers(config, available)),
+        device,
         tuple(libraries),
         tuple(remarks),
         tuple(_chosen(reader, str(config.get("name", "")))),
@@ -120,10 +130,24 @@ def _entries(reader: Parameters) -> Tuple[Tuple[str, str], ...]:
     return tuple(entries)
 
 
-def _providers(config: Mapping[str, Any], available: Sequence[str], remarks: List[str]) -> Tuple[str, ...]:
-    accelerators = config.get("optimization", {}).get("execution_accelerators", {})
+def _without_gpu(config: Mapping[str, Any], reader: Parameters) -> Iterator[str]:
+    """What to say of settings for GPUs on a CPU."""
+    for name in PARAMETERS:
+        if reader.text(name):
+            yield "parameter '{}' has no effect: it is for GPUs".format(name)
+    for accelerator in _accelerators(config).get("gpu_execution_accelerator", []):
+        name = accelerator.get("name", "")
+        yield "execution accelerator '{}' has no effect: it is for instances on GPUs".format(name)
+
+
+def _accelerators(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = config.get("optimization", {}).get("execution_accelerators", {})
+    return found
+
+
+def _cpu_providers(config: Mapping[str, Any], available: Sequence[str]) -> Tuple[Provider, ...]:
     providers = []
-    for accelerator in accelerators.get("cpu_execution_accelerator", []):
+    for accelerator in _accelerators(config).get("cpu_execution_accelerator", []):
         name = accelerator.get("name", "")
         if name != _OPENVINO:
             raise Refusal("unknown Execution Accelerator '{}' is requested".format(name))
@@ -133,14 +157,10 @@ def _providers(config: Mapping[str, Any], available: Sequence[str], remarks: Lis
                 "onnxruntime; what is installed has {}".format(config.get("name", ""), ", ".join(available))
             )
         providers.append(_OPENVINO_PROVIDER)
-    remarks += [
-        "execution accelerator '{}' has no effect: it is for instances on GPUs".format(accelerator.get("name", ""))
-        for accelerator in accelerators.get("gpu_execution_accelerator", [])
-    ]
-    return (*providers, _CPU_PROVIDER)
+    return tuple((name, ()) for name in (*providers, _CPU_PROVIDER))
 
 
-def _shrinkage(value: str, arena: Optional[bool], config: Mapping[str, Any], remarks: List[str]) -> str:
+def _shrinkage(value: str, arena: Optional[bool], config: Mapping[str, Any], remarks: List[str], on_gpu: bool) -> str:
     """The arenas to shrink after each run. onnxruntime would refuse every run for an arena that does not exist."""
     entries = []
     for entry in value.split(";") if value else []:
@@ -151,9 +171,9 @@ def _shrinkage(value: str, arena: Optional[bool], config: Mapping[str, Any], rem
                     _SHRINKAGE, config.get("name", ""), value
                 )
             )
-        if device == "gpu":
+        if device == "gpu" and not on_gpu:
             remarks.append("'{}' in parameter '{}' has no effect: it is for GPUs".format(entry, _SHRINKAGE))
-        elif arena is False:
+        elif device == "cpu" and arena is False:
             raise Refusal(
                 "parameter '{}' of model '{}' names the arena '{}', but 'enable_mem_arena' is 0".format(
                     _SHRINKAGE, config.get("name", ""), entry
@@ -189,9 +209,13 @@ def open_session(onnxruntime: Any, path: str, instance: str, options: Options) -
     if not os.path.isfile(path):
         raise Refusal("unable to find '{}' for model instance '{}'".format(path, instance))
     facts = onnx_file.read(path)
+    if options.device is not None and hasattr(onnxruntime, "preload_dlls"):
+        # CUDA and cuDNN that pip has installed
+        onnxruntime.preload_dlls()
     try:
         session_options = _session_options(onnxruntime, options)
-        return onnxruntime.InferenceSession(path, session_options, providers=list(options.providers))
+        providers = [(name, dict(settings)) for name, settings in options.providers]
+        session = onnxruntime.InferenceSession(path, session_options, providers=providers)
     except Exception as error:
         code, text = explain(error)
         raise Refusal(
@@ -199,6 +223,11 @@ def open_session(onnxruntime: Any, path: str, instance: str, options: Options) -
                 path, instance, code, text, _advice(text, facts, onnxruntime.__version__)
             )
         ) from None
+    if options.device is not None:
+        require_gpu(session, instance)
+        # A run that fails is not made again on the CPU without a word.
+        session.disable_fallback()
+    return session
 
 
 def explain(error: BaseException) -> Tuple[str, str]:
