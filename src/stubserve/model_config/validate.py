@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stubserve.errors import ServeError, internal, invalid, raise_first, within
+from stubserve.model_config.openai_routes import openai_problems
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, ensemble_problems
 from stubserve.model_config.validate_io import io_problems
@@ -50,6 +51,7 @@ def problems(config: ModelConfig) -> Iterator[ServeError]:
     yield from instance_group_problems(config)
     yield from io_problems(config)
     yield from state_problems(config)
+    yield from openai_problems(config)
 
 
 def validate(config: ModelConfig) -> None:
