@@ -44,6 +44,12 @@ HTTP = {
     "/v2/cudasharedmemory/region/{region}/status": "404.",
     "/v2/cudasharedmemory/region/{region}/register": "An error: memory of GPUs is not offered yet.",
     "/v2/cudasharedmemory/region/{region}/unregister": "Nothing: there are none.",
+    "/v1/models": "With `--openai`: the models that OpenAI's routes serve. See [Language models](../guides/language-models.md).",
+    "/v1/models/{model}": "With `--openai`: one of them.",
+    "/v1/chat/completions": "With `--openai`: a chat, as a whole or as server-sent events.",
+    "/v1/completions": "With `--openai`: a text that goes on.",
+    "/v1/embeddings": "With `--openai`: vectors of texts.",
+    "/v1/{path}": "With `--openai`: 404, in OpenAI's form of errors.",
 }
 GRPC = {
     "ServerLive": "Whether the server runs.",
@@ -84,7 +90,7 @@ An error over HTTP is `{"error": "..."}` with one of these statuses; over gRPC i
 
 def http_routes() -> dict[str, list[str]]:
     """Path -> methods, without those paths that name a version."""
-    app = create_app(cast(Any, None))
+    app = create_app(cast(Any, None), openai=True)
     found = {}
     for route in app.routes:
         assert isinstance(route, Route)
