@@ -112,6 +112,11 @@ EMBEDDER = """
             vectors = np.array(rows, np.float32).reshape(shape)
             return pb_utils.InferenceResponse([pb_utils.Tensor("EMBEDDING", vectors)])
 """
+EMBEDDER_CONFIG = """
+backend: "python"
+input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ 3 ] } ]
+"""
 # Not decoupled
 WHOLE = """
     import triton_python_backend_utils as pb_utils
@@ -162,8 +167,7 @@ def write_models(repository: Path) -> None:
     )
     objects = text_input("openai_request") + OUTPUT.replace("text_output", "openai_response")
     write_model(repository, "objects", OBJECTS, f'backend: "python"\n{objects}\n{DECOUPLED}')
-    embedding = text_input("TEXT") + 'output [ { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ 3 ] } ]\n'
-    write_model(repository, "rows", EMBEDDER, f'backend: "python"\nmax_batch_size: 4\n{embedding}')
-    write_model(repository, "single", EMBEDDER, f'backend: "python"\n{embedding}')
+    write_model(repository, "rows", EMBEDDER, f"{EMBEDDER_CONFIG}max_batch_size: 4\n")
+    write_model(repository, "single", EMBEDDER, EMBEDDER_CONFIG)
     write_model(repository, "whole", WHOLE, f'backend: "python"\nmax_batch_size: 8\n{text}{OUTPUT}')
     write_model(repository, "echo")

@@ -292,7 +292,13 @@ def test_an_answer_becomes_an_event(serving: Serving) -> None:
     assert event["choices"] == [{"index": 0, "delta": message, "finish_reason": None}]
 
 
-@pytest.mark.parametrize("piece", ["{", "3", '{"choices":3}', '{"choices":[3]}', '{"choices":[{"delta":3}]}'])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *("{", "3", '{"choices":3}', '{"choices":[3]}', '{"choices":[{"delta":3}]}'),
+        '{"choices":[{"delta":{"tool_calls":[3]}}]}',
+    ],
+)
 def test_what_is_no_object_is_an_error(serving: Serving, piece: str) -> None:
     for stream in (False, True):
         body = {"model": "objects", "messages": user(json.dumps([piece])), "stream": stream}

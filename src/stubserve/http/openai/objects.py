@@ -117,11 +117,11 @@ def _to_delta(choice: dict[str, Any], model: str) -> None:
     delta = choice.setdefault("delta", {})
     if not isinstance(delta, dict):
         raise internal(f"model '{model}': 'delta' in '{OBJECT_OUTPUT}' must be an object")
-    calls = delta.get("tool_calls")
-    if isinstance(calls, list):
-        for number, call in enumerate(calls):
-            if isinstance(call, dict):
-                call.setdefault("index", number)
+    calls = delta.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise internal(f"model '{model}': 'tool_calls' in '{OBJECT_OUTPUT}' must be a list of objects")
+    for number, call in enumerate(calls):
+        call.setdefault("index", number)
 
 
 def _object(text: bytes, model: str) -> dict[str, Any]:
