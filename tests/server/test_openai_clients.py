@@ -101,7 +101,7 @@ def test_errors(serving: Serving, client: Any) -> None:
         client.completions.create(model="words", prompt="a", n=1000)
     assert wrong.value.param == "n"
     with pytest.raises(openai.AuthenticationError) as foreign:
-        openai.OpenAI(**{**options(serving), "api_key": "another-token-that-is-not-known"}).models.list()
+        client.with_options(api_key="another-token-that-is-not-known").models.list()
     assert foreign.value.code == "invalid_api_key"
     with pytest.raises(openai.BadRequestError, match="no more"):
         client.completions.create(model="words", prompt="fail", stream=True)
