@@ -30,7 +30,7 @@ WORDS = """
                 sender = request.get_response_sender()
                 given = {tensor.name(): told(tensor) for tensor in request.inputs()}
                 order, *words = given[TEXT_NAME].split() or [""]
-                if order in ("show", "fail", "die", "wait", "bytes", "large"):
+                if order in ("show", "fail", "die", "wait", "bytes", "large", "flood"):
                     getattr(self, order)(request, sender, given, words)
                 else:
                     self.say(sender, [order, *words], given.get("max_tokens", 1000))
@@ -63,6 +63,11 @@ WORDS = """
                 time.sleep(0.01)
             with open(os.path.join(self.folder, "cancelled"), "a") as file:
                 file.write("x")
+            sender.send(flags=1)
+
+        def flood(self, request, sender, given, words):
+            for _ in range(2000):
+                sender.send(response("x" * 65536))
             sender.send(flags=1)
 
         def bytes(self, request, sender, given, words):

@@ -17,6 +17,8 @@ from tests.real_server import PATIENCE_S, Answer, Serving, eventually
 from tests.server.openai_models import write_models, write_words
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+TEXT_INPUT = 'input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]\n'
+PENDING = 'nv_inference_pending_request_count{model="words",version="1"}'
 NO_CHAT = (
     "model 'words' does not serve chat: it takes a plain text; give it an input 'messages' or 'openai_request', or set "
     "its parameter OPENAI_ROUTES to 'chat,completions' to have the messages joined as '<role>: <text>'"
@@ -428,7 +430,7 @@ def test_the_routes_are_off_by_default(tmp_path: Path) -> None:
         assert server.get("/v1/models").json() == {"error": "Not Found"}
 
 
-# Clients that go, stubs that die, rights
+# Clients that read slowly, clients that go, stubs that die, rights
 
 
 def opened(serving: Serving, body: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
@@ -437,12 +439,47 @@ def opened(serving: Serving, body: dict[str, Any]) -> tuple[http.client.HTTPConn
     return connection, connection.getresponse()
 
 
+def test_a_slow_reader_slows_its_model_only(serving: Serving, tmp_path: Path) -> None:
+    """Two choices of 128 MiB for a client that reads nothing: the model waits, others are served; then all comes."""
+    write_words(tmp_path, "words", TEXT_INPUT, "instance_group { count: 2 }")
+    with Serving(tmp_path, "--openai", "--shm-limit=64M") as server:
+        server.wait_until_ready()
+        connection, response = opened(server, {"model": "words", "prompt": "flood", "n": 2, "stream": True})
+        assert response.readline()
+        eventually(lambda: count_responses(server) > 10)
+        assert server.get("/v1/models").status == 200
+        pieces = 0
+        while line := response.readline():
+            pieces += line.count(b"x" * 65536)
+        connection.close()
+        assert pieces + 1 == 4000
+
+
+def count_responses(server: Serving) -> int:
+    return sum(place["success"]["count"] for place in server.statistics("words")["response_stats"].values())
+
+
+def test_many_clients_that_go(tmp_path: Path) -> None:
+    """Those whose requests wait, too."""
+    write_words(tmp_path, "words", TEXT_INPUT)
+    with Serving(tmp_path, "--openai") as server:
+        server.wait_until_ready()
+        body = {"model": "words", "prompt": "wait", "n": 3, "stream": True}
+        connections = [server.connect() for _ in range(50)]
+        for connection in connections:
+            connection.request("POST", COMPLETIONS, json.dumps(body))
+        eventually(lambda: count_responses(server) > 1)
+        for connection in connections:
+            connection.close()
+        assert texts(completion(server, "still here")) == ["still here"]
+        eventually(lambda: PENDING + " 0" in server.metrics().body.decode())
+
+
 def test_a_client_that_goes_frees_the_model(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> None:
     """In the middle of a stream, and while it waits for the whole answer, each with several choices."""
     repository = tmp_path_factory.mktemp("models")
-    folder = write_words(repository, "words", 'input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]\n')
+    folder = write_words(repository, "words", TEXT_INPUT)
     cancelled = folder / "1" / "cancelled"
-    pending = 'nv_inference_pending_request_count{model="words",version="1"} 0'
     with Serving(repository, "--openai") as server:
         server.wait_until_ready()
         for stream in (True, False):
@@ -455,16 +492,16 @@ def test_a_client_that_goes_frees_the_model(serving: Serving, tmp_path_factory: 
                     while b'"text":"on "' not in received:
                         received += connection.recv(4096)
                 else:
-                    eventually(lambda: server.statistics("words")["response_stats"]["0"]["success"]["count"] > 1)
+                    eventually(lambda: count_responses(server) > 1)
             eventually(cancelled.exists)
             # The only instance is free again, and nothing waits for it.
             assert texts(completion(server, "still here")) == ["still here"]
-            eventually(lambda: pending in server.metrics().body.decode())
+            eventually(lambda: PENDING + " 0" in server.metrics().body.decode())
             cancelled.unlink()
 
 
 def test_a_stub_that_dies_ends_its_streams(tmp_path: Path) -> None:
-    folder = write_words(tmp_path, "words", 'input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]\n')
+    folder = write_words(tmp_path, "words", TEXT_INPUT)
     with Serving(tmp_path, "--openai") as server:
         server.wait_until_ready()
         connection, response = opened(server, {"model": "words", "prompt": "die", "stream": True})

@@ -83,7 +83,7 @@ The protocol is [KServe's v2](https://kserve.github.io/website/docs/concepts/arc
 a version may be named: `/v2/models/{model}/versions/{version}/infer`. Without one the newest version answers.
 
 An error over HTTP is `{"error": "..."}` with one of these statuses; over gRPC it is the status in brackets: 400 (INVALID_ARGUMENT, and some others),
-404 (NOT_FOUND), 500 (INTERNAL), 501 (UNIMPLEMENTED), 503 (UNAVAILABLE).
+404 (NOT_FOUND), 500 (INTERNAL), 501 (UNIMPLEMENTED), 503 (UNAVAILABLE). The routes below `/v1`, which are OpenAI's, have OpenAI's errors.
 
 """
 

@@ -33,7 +33,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class OpenAiCall(GenerateCall):
-    """One call to the model. Without a `lead` it leads, and `parts` are all calls of the request, itself included.
+    """One call to the model. Without a `lead` it leads, and knows the other calls of the request until it is complete.
 
     `failure` is why the request has failed, once it has.
     """
@@ -50,27 +50,28 @@ class OpenAiCall(GenerateCall):
         super().__init__(model, server, form.streamed, context=context)
         self._form = form
         self._writer = writer
-        self._lead = self if lead is None else lead
-        self.parts: list[OpenAiCall] = [self]
+        self._lead = lead
+        self._others: list[OpenAiCall] = []
         self.failure: ServeError | None = None
         # The JSON of this call's choice, where there is no stream; the number of calls that the model has not answered
         self._written: list[bytes] = []
         self._open = 1
         self._has_ended = False
         if lead is not None:
-            lead.parts.append(self)
+            lead._others.append(self)
             lead._open += 1
             self.news = lead.news
 
     async def ask(self, questions: Sequence[Question]) -> None:
         """Submits the questions, one for each part, and waits until the model has them all. Raises ServeError."""
-        parts = self.parts
+        parts = (self, *self._others)
         for number, (part, question) in enumerate(zip(parts, questions, strict=True), 1):
             if self.gone or self.complete:
                 return
             if sum(len(one) for one in question.members.values() if isinstance(one, str)) > FREE_BYTES:
                 part.share()
             try:
+                part._texts.add(len(question.echoed))
                 part.start({**question.members, "id": self._form.id})
             except ServeError as error:
                 # What `generate` finds wrong in the members is the client's fault, whatever code upstream has for it.
@@ -94,21 +95,23 @@ class OpenAiCall(GenerateCall):
 
     def body(self) -> bytes:
         """The answer, where there is no stream."""
-        writers = [part._writer for part in self.parts]
-        made = document(self._form, writers, [b"".join(part._written) for part in self.parts])
+        parts = (self, *self._others)
+        made = document(self._form, [part._writer for part in parts], [b"".join(part._written) for part in parts])
         self.cancel()
         return made
 
     def cancel(self) -> None:
         """The client has gone, or has its answer."""
-        for part in self.parts[1:]:
+        for part in self._others:
             part.gone = True
             part._texts.drop()
             Call.cancel(part)
+        self._others.clear()
         super().cancel()
 
     def caught_up(self) -> None:
-        for part in self.parts:
+        super().caught_up()
+        for part in self._others:
             GenerateCall.caught_up(part)
 
     def respond(self, request: Request, response: Response) -> None:
@@ -129,12 +132,13 @@ class OpenAiCall(GenerateCall):
 
     def _is_over(self) -> bool:
         """Whether nothing of the model is wanted any longer."""
-        return self.gone or self._has_ended or self._lead.complete
+        return self.gone or self._has_ended or (self._lead or self).complete
 
     def _taken(self, request: Request, response: Response, made: bytes | ServeError) -> None:
         """A response has been read; `made` is what it adds to the answer."""
         if self._is_over():
             return
+        lead = self._lead or self
         try:
             if response.error is not None:
                 raise response.error
@@ -145,13 +149,13 @@ class OpenAiCall(GenerateCall):
                 self._has_ended = True
                 self._keep(self._writer.end())
         except Exception as raised:
-            self._lead.fail(self.as_answer(raised, encoding=True))
+            lead.fail(self.as_answer(raised, encoding=True))
             return
         if self._has_ended:
             if not response.final:
                 self._cancel_soon()
-            self._lead.ended()
-        elif self._lead._pending_bytes > PENDING_BYTES:
+            lead.ended()
+        elif lead._pending_bytes > PENDING_BYTES:
             request.pause()
         else:
             GenerateCall.caught_up(self)
@@ -165,8 +169,9 @@ class OpenAiCall(GenerateCall):
             self._texts.add(max(nbytes, len(made)))
             self._written.append(made)
         elif made:
-            self._lead._texts.add(len(made))
-            self._lead.send(made)
+            lead = self._lead or self
+            lead._texts.add(len(made))
+            lead.send(made)
 
     def send(self, events: bytes) -> None:
         """Of a call that leads: has events for the client."""
@@ -183,7 +188,7 @@ class OpenAiCall(GenerateCall):
             return
         if self._streamed:
             if self._form.includes_usage:
-                self.send(self._form.usage_event(usage([part._writer for part in self.parts])))
+                self.send(self._form.usage_event(usage([self._writer, *[part._writer for part in self._others]])))
             self.send(_DONE)
         self._complete(200)
 
@@ -192,13 +197,19 @@ class OpenAiCall(GenerateCall):
         self.failure = error
         if self._streamed and self.status:
             self.send(b"data: %b\n\n" % error_document(error))
-        self._complete(error.code.http_status)
-        for part in self.parts:
+        self._cancel_soon()
+        for part in self._others:
             part._cancel_soon()
+        self._complete(error.code.http_status)
 
     def _complete(self, status: int) -> None:
         self.status = self.status or status
         self.complete = True
+        if self._streamed:
+            # They refer to this call, which only the garbage collector could free otherwise.
+            for part in self._others:
+                part._texts.drop()
+            self._others.clear()
         assert self.news is not None
         self.news.set()
 

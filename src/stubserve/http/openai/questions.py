@@ -44,18 +44,18 @@ _SEEDS = 1 << 63
 class Question:
     """One request to the model: the `members` of its body, about text number `text` of the client's request.
 
-    It makes choice number `index`, or `rows` embeddings, one for each of so many texts. `prompt` is the text of a
-    completion.
+    It makes choice number `index`, or `rows` embeddings, one for each of so many texts. `echoed` is the text that the
+    choice begins with.
     """
 
-    __slots__ = ("index", "members", "prompt", "rows", "text")
+    __slots__ = ("echoed", "index", "members", "rows", "text")
 
-    def __init__(self, members: dict[str, Any], text: int, index: int, rows: int = 1, prompt: str = "") -> None:
+    def __init__(self, members: dict[str, Any], text: int, index: int, rows: int = 1, echoed: str = "") -> None:
         self.members = members
         self.text = text
         self.index = index
         self.rows = rows
-        self.prompt = prompt
+        self.echoed = echoed
 
 
 def questions(
@@ -80,13 +80,13 @@ def questions(
         return
     seed = asked.members.get("seed")
     count = 1 if has_objects else asked.n
-    prompts = asked.texts if route == COMPLETIONS else [""]
+    echoed = asked.texts if asked.echo else [""] * len(texts)
     for at, text in enumerate(texts):
         for choice in range(count):
             members = {**common, name: text}
             if choice and seed is not None and name != REQUEST:
                 _vary(members, signature, (seed + choice + _SEEDS) % (2 * _SEEDS) - _SEEDS)
-            yield Question(members, at, at * count + choice, prompt=prompts[at])
+            yield Question(members, at, at * count + choice, echoed=echoed[at])
 
 
 def _members(asked: Asked, signature: Signature) -> Iterator[tuple[str, Any]]:

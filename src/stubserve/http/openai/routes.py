@@ -84,14 +84,16 @@ class AskRoute:
             if not use.input_of(self._route):
                 raise no_such_route(model.name, self._route, use)
             if asked.n > 1 and asked.n * len(body) > self._server.max_input_size:
+                # Each choice has its own copy of the text.
                 raise too_long_json(asked.n * len(body), self._server.max_input_size).at("n")
             call, asking = self._call(request, body, asked, model, use)
             watching = asyncio.ensure_future(cancel_when_gone(request, call))
             await self._unless_refused(call.ask(asking), call, watching)
-            del body, asking
+            is_stream = asked.stream
+            del body, asked, asking  # what is asked may be large
         request.scope[REQUEST_ID] = call.id
         await self._unless_refused(call.answered(), call, watching)
-        if asked.stream:
+        if is_stream:
             return EventStream(call, watching)
         watching.cancel()
         return Response(b"" if call.gone else call.body(), media_type=JSON)
@@ -136,8 +138,7 @@ class AskRoute:
             elif has_objects:
                 writer = ObjectWriter(form)
             else:
-                prompt = question.prompt if asked.echo else ""
-                writer = TextWriter(form, question.text, question.index, stops, prompt)
+                writer = TextWriter(form, question.text, question.index, stops, question.echoed)
             call = OpenAiCall(model, self._server, form, writer, lead, lambda: headers.get("traceparent"))
             call.client = client
             lead = lead or call
