@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,6 +179,29 @@ def test_no_usage_where_the_model_tells_none(serving: Serving) -> None:
     assert completion(serving, "bytes")["usage"] is None
     body = {"model": "words", "prompt": "bytes", "stream": True, "stream_options": {"include_usage": True}}
     assert streamed(ask(serving, COMPLETIONS, body))[-1]["usage"] is None
+
+
+def test_tokens_are_counted(tmp_path: Path) -> None:
+    write_models(tmp_path)
+    with Serving(tmp_path, "--openai") as server:
+        server.wait_until_ready()
+
+        def counted() -> dict[str, str]:
+            pattern = r'^stubserve_(\w+)_tokens_total\{model="(\w+)",version="1"\} (\d+)$'
+            found = re.findall(pattern, server.metrics().body.decode(), re.MULTILINE)
+            return {f"{model} {kind}": number for kind, model, number in found}
+
+        assert counted() == {}
+        completion(server, "one two three", n=2)
+        body = {"model": "words", "prompt": "one two", "stream": True}
+        streamed(ask(server, COMPLETIONS, body))
+        ask(server, CHAT, {"model": "objects", "messages": user(json.dumps(CALL))})
+        assert counted() == {
+            "words prompt": "8",
+            "words generation": "8",
+            "objects prompt": "1",
+            "objects generation": "2",
+        }
 
 
 def test_large_texts(serving: Serving) -> None:

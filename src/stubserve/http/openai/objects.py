@@ -15,6 +15,7 @@ from stubserve.errors import internal
 from stubserve.http.openai.writer import Form, Writer, elements
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Response
+from stubserve.inference.statistics import ModelStatistics
 from stubserve.model_config.openai_routes import CHAT, OBJECT_OUTPUT
 
 # Texts that name something, and so do not go on
@@ -24,8 +25,8 @@ _NAMES = frozenset(("id", "type", "role", "name", "finish_reason"))
 class ObjectWriter(Writer):
     """All choices of an answer."""
 
-    def __init__(self, form: Form) -> None:
-        super().__init__(0)
+    def __init__(self, statistics: ModelStatistics, form: Form) -> None:
+        super().__init__(statistics, 0)
         self._form = form
         # Where there is no stream: the choices so far, and the members beside them
         self._choices: list[Any] = []
@@ -60,6 +61,7 @@ class ObjectWriter(Writer):
         used = piece.pop("usage", None)
         if isinstance(used, dict):
             self.told = used
+            self.usage.add_told(used)
         choices = piece.get("choices", [])
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise internal(f"model '{form.model}': 'choices' in '{OBJECT_OUTPUT}' must be a list of objects")

@@ -16,6 +16,7 @@ from stubserve.http.json import text as json_text
 from stubserve.http.openai.writer import Form, Writer, elements, fact
 from stubserve.inference.long_work import LongWork, finish
 from stubserve.inference.request import Response
+from stubserve.inference.statistics import ModelStatistics
 from stubserve.model_config.openai_routes import CHAT, TEXT_OUTPUT
 
 # Characters whose JSON is made in one step
@@ -27,8 +28,10 @@ _NO_REASON = ("", "None")
 class TextWriter(Writer):
     """One choice: number `index` of the answer. A completion's text begins with its `prompt` if that is echoed."""
 
-    def __init__(self, form: Form, text: int, index: int, stops: list[str], prompt: str = "") -> None:
-        super().__init__(text)
+    def __init__(
+        self, statistics: ModelStatistics, form: Form, text: int, index: int, stops: list[str], prompt: str = ""
+    ) -> None:
+        super().__init__(statistics, text)
         self._form = form
         self._index = index
         self._stops = stops

@@ -12,13 +12,23 @@ from stubserve.errors import internal, invalid
 from stubserve.http.openai.writer import Form, Writer
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Response
+from stubserve.inference.statistics import ModelStatistics
 
 
 class VectorWriter(Writer):
     """The embeddings of `rows` texts, the first of which is number `index`; they have `size` numbers, 0 for any."""
 
-    def __init__(self, form: Form, index: int, rows: int, output: str, size: int, in_base64: bool) -> None:
-        super().__init__(index)
+    def __init__(
+        self,
+        statistics: ModelStatistics,
+        form: Form,
+        index: int,
+        rows: int,
+        output: str,
+        size: int,
+        in_base64: bool,
+    ) -> None:
+        super().__init__(statistics, index)
         self._form = form
         self._index = index
         self._rows = rows

@@ -16,6 +16,7 @@ from stubserve.errors import internal
 from stubserve.http.json import text as json_text
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Response
+from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tensor import Tensor
 from stubserve.model_config.openai_routes import CHAT, COMPLETIONS, EMBEDDINGS
 
@@ -52,22 +53,32 @@ class Form:
 
 
 class Usage:
-    """The numbers of tokens that the model has told; None for what it has not."""
+    """The numbers of tokens that the model has told; None for what it has not. All of them count in `statistics`."""
 
-    __slots__ = ("input", "output")
+    __slots__ = ("_statistics", "input", "output")
 
-    def __init__(self) -> None:
+    def __init__(self, statistics: ModelStatistics) -> None:
+        self._statistics = statistics
         self.input: int | None = None
         self.output: int | None = None
 
     def add(self, response: Response) -> None:
         """Takes what a response tells. It tells all tokens of the request, and its own tokens of the answer."""
-        given = fact(response, INPUT_TOKENS)
-        if isinstance(given, int):
+        given, made = fact(response, INPUT_TOKENS), fact(response, OUTPUT_TOKENS)
+        has_given, has_made = isinstance(given, int), isinstance(made, int)
+        if not has_given and not has_made:
+            return
+        self._statistics.record_tokens(given - (self.input or 0) if has_given else 0, made if has_made else 0)
+        if has_given:
             self.input = given
-        made = fact(response, OUTPUT_TOKENS)
-        if isinstance(made, int):
+        if has_made:
             self.output = (self.output or 0) + made
+
+    def add_told(self, told: dict[str, Any]) -> None:
+        """Counts what a model tells in OpenAI's form."""
+        numbers = [told.get(name) for name in ("prompt_tokens", "completion_tokens")]
+        prompt, generation = [number if isinstance(number, int) else 0 for number in numbers]
+        self._statistics.record_tokens(prompt, generation)
 
 
 class Writer:
@@ -77,9 +88,9 @@ class Writer:
     with a comma behind it. `over`: nothing further of the model is wanted.
     """
 
-    def __init__(self, text: int) -> None:
+    def __init__(self, statistics: ModelStatistics, text: int) -> None:
         self.text = text
-        self.usage = Usage()
+        self.usage = Usage(statistics)
         self.told: dict[str, Any] | None = None
         self.more = b""
         self.over = False
