@@ -72,7 +72,7 @@ coverage: install $(VENV)/.with-dev $(VENV)/.with-examples $(VENV)/.with-long
 
 # What is seen from outside of a server whose modules are compiled. Tests of the modules need them as they are, and what
 # environments, loading and the like do is the same.
-SEEN := bad_input batching bls clients decoupled ensembles generate grpc hostile_clients http2 starting streams texts_as_json tracing varied_requests
+SEEN := bad_input batching bls clients decoupled ensembles generate grpc hostile_clients http2 openai starting streams texts_as_json tracing varied_requests
 test-compiled: install $(VENV)/.compiled
 	@if test -x $(COMPILED)/bin/python; then \
 	$(COMPILED)/bin/python -c 'from stubserve.http import connection; assert connection.__file__.endswith(".so")' && \

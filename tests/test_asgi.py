@@ -35,3 +35,17 @@ def test_the_log_of_a_host_says_it(repository: Path) -> None:
         server.wait_for("--http-thread-count has no effect")
     finally:
         server.stop()
+
+
+def test_a_host_serves_openais_routes_too(repository: Path) -> None:
+    write_model(repository, "echo")
+    server = Serving(repository)
+    server.command = [sys.executable, "-m", "uvicorn", "--factory", "stubserve.asgi:create_app", "--port=0"]
+    server.environment["STUBSERVE_ARGS"] = f"{repository} --openai"
+    server.start()
+    try:
+        server.port = int(server.wait_for(r"Uvicorn running on http://127.0.0.1:(\d+)")[1])
+        assert server.get("/v1/models").json() == {"object": "list", "data": []}
+        assert server.request("POST", "/v1/completions", b"{}").json()["error"]["param"] == "model"
+    finally:
+        server.stop()

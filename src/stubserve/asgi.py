@@ -97,4 +97,4 @@ def create_app(settings: Settings | None = None) -> Starlette:
         finally:
             await server.stop()
 
-    return create_http_app(deferred, lifespan, chosen.http.cors_origins)
+    return create_http_app(deferred, lifespan, chosen.http.cors_origins, openai=chosen.http.openai)

@@ -6,6 +6,7 @@ Some need files that `stubserve fetch` takes out of packages. Where those cannot
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shlex
@@ -52,7 +53,9 @@ def fetched() -> None:
 
 def serving(*models: str) -> Serving:
     """A server of some of the examples, and of what these need."""
-    return Serving(REPOSITORY, "--model-control-mode=explicit", *(f"--load-model={name}" for name in models))
+    return Serving(
+        REPOSITORY, "--openai", "--model-control-mode=explicit", *(f"--load-model={name}" for name in models)
+    )
 
 
 def run_client(server: Serving, model: str, *words: str) -> str:
@@ -130,6 +133,10 @@ def test_embeddings_are_those_of_the_network() -> None:
             # Weights of 8 bits: what is beside a sentence, padding too, changes its last digits.
             assert embedding @ expected / np.linalg.norm(expected) > 0.99
             assert abs(np.linalg.norm(embedding) - 1) < 1e-5
+            body = json.dumps({"model": "sentence_embedding", "input": [text, "A cat."]}).encode()
+            first, second = server.request("POST", "/v1/embeddings", body).json()["data"]
+            assert np.array(first["embedding"]) @ embedding > 0.99
+            assert np.array(second["embedding"]) @ embedding < 0.9
 
 
 def conversation() -> Any:

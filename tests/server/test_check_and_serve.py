@@ -73,6 +73,12 @@ def write_everything(repository: Path) -> None:
         config=io_config(extra='parameters { key: "EXECUTE_TIMEOUT_SECS" value { string_value: "x" } }'),
     )
 
+    write_model(
+        repository,
+        "openai_routes",
+        config=io_config(extra='parameters { key: "OPENAI_ROUTES" value { string_value: "chat" } }'),
+    )
+
     warm_up = 'model_warmup {{ name: "w" inputs {{ key: "{}" value {{ data_type: TYPE_FP32 dims: [ 2 ] {} }} }} }}'
     for name, tensor, data in (
         ("warm", "INPUT0", "zero_data: true"),

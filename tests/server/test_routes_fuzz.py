@@ -25,6 +25,7 @@ import pytest
 from stubserve.http.app import create_app
 
 from ..real_server import Serving, binary_output, binary_request, write_model
+from .openai_models import EMBEDDER, EMBEDDER_CONFIG, OUTPUT, WHOLE, routes, text_input
 
 SECONDS = float(os.environ.get("STUBSERVE_FUZZ_SECONDS", "6"))
 SEED = int(os.environ.get("STUBSERVE_FUZZ_SEED", "7"))
@@ -40,6 +41,8 @@ NAMES = (
     "priority", "timeout", "classification", "ready", "config", "file:1/model.py", "unload_dependents",
     "log_verbose_level",
     "log_info", "log_format", "log_file", "trace_level", "trace_rate", "trace_file", "key", "offset", "byte_size",
+    "model", "messages", "prompt", "input", "stream", "stream_options", "include_usage", "n", "stop", "seed",
+    "max_tokens", "role", "content", "encoding_format", "dimensions", "echo",
     "raw_handle", "device_id", "shared_memory_region", "shared_memory_byte_size", "shared_memory_offset", "INPUT0",
 )  # fmt: skip
 VALUES: tuple[Any, ...] = (
@@ -51,7 +54,7 @@ VALUES: tuple[Any, ...] = (
 
 def paths() -> list[str]:
     """The templates of all routes."""
-    app = create_app(cast(Any, SimpleNamespace(http_access=None)))
+    app = create_app(cast(Any, SimpleNamespace(http_access=None)), openai=True)
     return sorted(str(cast(Any, route).path) for route in app.routes)
 
 
@@ -89,6 +92,15 @@ class Chance:
             document = {"inputs": [one]}
             for target in self.random.choices((document, one), k=self.random.randrange(3)):
                 target[self.random.choice(NAMES)] = self.value(1)
+        if self.random.random() < 0.2:
+            document = {
+                "model": self.random.choice(("text", "rows")),
+                "messages": [{"role": "user", "content": "a"}],
+                "prompt": "a",
+                "input": ["a", "b"],
+            }
+            for _ in range(self.random.randrange(4)):
+                document[self.random.choice(NAMES)] = self.value(1)
         text = bytearray(json.dumps(document).encode())
         for _ in range(self.random.choice((0, 0, 0, 1, 4))):
             text[self.random.randrange(len(text))] = self.random.randrange(256)
@@ -125,8 +137,15 @@ class Chance:
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     repository = tmp_path_factory.mktemp("repository")
     write_model(repository, "echo")
+    write_model(
+        repository,
+        "text",
+        WHOLE,
+        f'backend: "python"\n{text_input("text_input")}{OUTPUT}\n{routes("chat, completions")}',
+    )
+    write_model(repository, "rows", EMBEDDER, EMBEDDER_CONFIG)
     flags = ["--model-control-mode=explicit", "--load-model=*", "--shm-limit=256M", "--http-cors-origin=https://a.org"]
-    with Serving(repository, *flags) as serving:
+    with Serving(repository, "--openai", *flags) as serving:
         yield serving
 
 

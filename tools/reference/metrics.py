@@ -70,6 +70,7 @@ def _printed() -> str:
     latencies.summaries = times
     statistics = ModelStatistics()
     statistics.cached = True
+    statistics.record_tokens(0, 0)
     model: Any = SimpleNamespace(
         name="model",
         namespace="",

@@ -44,6 +44,12 @@ HTTP = {
     "/v2/cudasharedmemory/region/{region}/status": "404.",
     "/v2/cudasharedmemory/region/{region}/register": "An error: memory of GPUs is not offered yet.",
     "/v2/cudasharedmemory/region/{region}/unregister": "Nothing: there are none.",
+    "/v1/models": "With `--openai`: the models that OpenAI's routes serve. See [Language models](../guides/language-models.md).",
+    "/v1/models/{model}": "With `--openai`: one of them.",
+    "/v1/chat/completions": "With `--openai`: a chat, as a whole or as server-sent events.",
+    "/v1/completions": "With `--openai`: a text that goes on.",
+    "/v1/embeddings": "With `--openai`: vectors of texts.",
+    "/v1/{path}": "With `--openai`: 404, in OpenAI's form of errors.",
 }
 GRPC = {
     "ServerLive": "Whether the server runs.",
@@ -77,14 +83,14 @@ The protocol is [KServe's v2](https://kserve.github.io/website/docs/concepts/arc
 a version may be named: `/v2/models/{model}/versions/{version}/infer`. Without one the newest version answers.
 
 An error over HTTP is `{"error": "..."}` with one of these statuses; over gRPC it is the status in brackets: 400 (INVALID_ARGUMENT, and some others),
-404 (NOT_FOUND), 500 (INTERNAL), 501 (UNIMPLEMENTED), 503 (UNAVAILABLE).
+404 (NOT_FOUND), 500 (INTERNAL), 501 (UNIMPLEMENTED), 503 (UNAVAILABLE). The routes below `/v1`, which are OpenAI's, have OpenAI's errors.
 
 """
 
 
 def http_routes() -> dict[str, list[str]]:
     """Path -> methods, without those paths that name a version."""
-    app = create_app(cast(Any, None))
+    app = create_app(cast(Any, None), openai=True)
     found = {}
     for route in app.routes:
         assert isinstance(route, Route)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from stubserve.api.fair_queues import FairQueues
 from stubserve.api.forwarded_headers import HeaderForwarding
@@ -26,6 +26,8 @@ class LargeJson(Protocol):
     ) -> tuple[Request, ReplyFormat]: ...
 
     async def read_generate(self, text: bytes, signature: Signature, store: Store) -> Request: ...
+
+    async def read_openai(self, text: bytes, route: str, store: Store) -> Any: ...
 
 
 class InferenceServer(Protocol):

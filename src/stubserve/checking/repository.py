@@ -29,6 +29,7 @@ from stubserve.loading.dependencies import circle, version_not_loaded
 from stubserve.loading.program import check_python_parameters, locate_program, missing_parts
 from stubserve.loading.source_check import completes_config, source_problems
 from stubserve.model_config.complete import gpu_groups, normalise, usable_gpus
+from stubserve.model_config.openai_routes import PARAMETER as OPENAI_ROUTES
 from stubserve.model_config.parse import decode_text, kept, kept_templates
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
@@ -125,8 +126,9 @@ class _Check:
         files = self._programs(config)
         may_grow = any(completes_config(file) for file in files)
         for wrong in problems(config, gpus):
-            # A field that auto_complete_config may still fill in is not wrong yet.
-            if not (may_grow and wrong.path[:1] in (("input",), ("output",)) and "must specify" in wrong.message):
+            # What auto_complete_config may still fill in is not wrong yet.
+            unfilled = wrong.path[:1] in (("input",), ("output",)) and "must specify" in wrong.message
+            if not (may_grow and (unfilled or wrong.path == ("parameters", OPENAI_ROUTES))):
                 self._add(wrong)
         for file in files:
             for problem in source_problems(file, runs_here=not (named_in(config) or self._brings_environment)):

@@ -16,9 +16,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from stubserve.api.management import ServerFacts
-from stubserve.errors import ServeError, internal
+from stubserve.errors import ServeError, internal, invalid
 from stubserve.http.access import ANY, EXPOSED, INFERENCE, METHODS
-from stubserve.http.asgi_request import error_response, json_response, not_allowed, values_of
+from stubserve.http.asgi_request import error_response, json_response, values_of
 from stubserve.http.infer_routes import GenerateRoute, InferRoute
 from stubserve.http.management_routes import ManagementRoutes
 from stubserve.http.pages import TRY, page
@@ -41,15 +41,25 @@ class _Digits(Convertor[str]):
 register_url_convertor("digits", _Digits())
 
 
+_NOT_ALLOWED = invalid("Method Not Allowed")
+
+
 class _Methods:
     """One route as an ASGI app: picks the handler by method and turns its exceptions into answers.
 
-    `kind` is the kind of API, for which the server may have rules of access.
+    `kind` is the kind of API, for which the server may have rules of access. `answer` is the form of its errors.
     """
 
-    def __init__(self, server: ServerFacts, kind: str, handlers: dict[str, Endpoint]) -> None:
+    def __init__(
+        self,
+        server: ServerFacts,
+        kind: str,
+        handlers: dict[str, Endpoint],
+        answer: Callable[[ServeError], Response] = error_response,
+    ) -> None:
         self._server = server
         self._kind = kind
+        self._answer = answer
         self.methods = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,14 +69,15 @@ class _Methods:
         refusal = None if access is None else access.refusal(self._kind, functools.partial(values_of, request))
         response: Response
         if refusal is not None:
-            response = error_response(refusal)
+            response = self._answer(refusal)
         elif handler is None:
-            response = not_allowed()
+            response = self._answer(_NOT_ALLOWED)
+            response.status_code = 405
         else:
             try:
                 response = await handler(request)
             except ServeError as error:
-                response = error_response(error)
+                response = self._answer(error)
             except ClientDisconnect:
                 return
         await response(scope, receive, send)
@@ -131,14 +142,25 @@ def _table(server: ServerFacts, try_page: bool) -> list[_Row]:
 
 
 def create_app(
-    server: ServerFacts, lifespan: Any = None, cors_origins: Sequence[str] = (), try_page: bool = False
+    server: ServerFacts,
+    lifespan: Any = None,
+    cors_origins: Sequence[str] = (),
+    try_page: bool = False,
+    openai: bool = False,
 ) -> Starlette:
     """The app for a server. With `lifespan` (an ASGI host runs it) the app starts and stops the server itself.
 
     Pages of `cors_origins` may ask. `try_page` adds the page on which people try models, and the
     models' description for tools (OpenAPI). The page itself needs no token: it says nothing about the server.
+    `openai` adds OpenAI's routes, whose errors have a form of their own.
     """
     routes = [Route(path, _Methods(server, kind, handlers)) for path, kind, handlers in _table(server, try_page)]
+    if openai:
+        # Here, so that a server without these routes does not load them.
+        from stubserve.http.openai.errors import openai_error
+        from stubserve.http.openai.routes import table
+
+        routes += [Route(path, _Methods(server, INFERENCE, handlers, openai_error)) for path, handlers in table(server)]
     if try_page:
         routes.append(Route("/try", _try))
 

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
@@ -79,11 +80,11 @@ class GenerateCall(Call):
     def of_server(self) -> InferenceServer:
         return self._server
 
-    def start(self, body: bytes) -> None:
-        """Decodes, checks and submits."""
+    def start(self, body: bytes | dict[str, Any]) -> None:
+        """Decodes, checks and submits: a body, or the members of one that has been read."""
         if len(body) > FREE_BYTES:
             self.share()
-        if len(body) > LARGE_BYTES:
+        if isinstance(body, bytes) and len(body) > LARGE_BYTES:
             self.begin_later(self._read_later(body))
         else:
             placer = BodyPlacer(b"", None, 0, self._server.store)

@@ -23,9 +23,12 @@ from stubserve.inference.tensor import Tensor
 NESTED = "parameters"
 
 
-def decode_generate(body: bytes, signature: Accepts, placer: Placer) -> Request:
-    """The request, not yet admitted; its tensors hold their blocks. If it raises ServeError, nothing is held."""
-    document = parse_json(body)
+def decode_generate(body: bytes | dict[str, Any], signature: Accepts, placer: Placer) -> Request:
+    """The request, not yet admitted; its tensors hold their blocks. If it raises ServeError, nothing is held.
+
+    `body` may be the object itself.
+    """
+    document = parse_json(body) if isinstance(body, bytes) else body
     if not isinstance(document, dict):
         raise internal("attempt to get members for non-object")
     id = find(document, "id")

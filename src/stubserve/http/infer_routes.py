@@ -86,7 +86,7 @@ class InferRoute:
         else:
             async with body_of(request, self._server, max(self._server.max_input_size, SCRATCH_BYTES)) as body:
                 call = start(body, None, 0)
-        watching = asyncio.ensure_future(_cancel_when_gone(request, call))
+        watching = asyncio.ensure_future(cancel_when_gone(request, call))
         try:
             return await answer
         finally:
@@ -111,7 +111,7 @@ class GenerateRoute:
             call.client = client_of(self._server, request)
             call.start(body)
             del body
-            watching = asyncio.ensure_future(_cancel_when_gone(request, call))
+            watching = asyncio.ensure_future(cancel_when_gone(request, call))
             try:
                 await call.begun()
             except BaseException:
@@ -126,7 +126,8 @@ class GenerateRoute:
             watching.cancel()
 
 
-async def _cancel_when_gone(request: Request, call: HttpInferCall | GenerateCall) -> None:
+async def cancel_when_gone(request: Request, call: HttpInferCall | GenerateCall) -> None:
+    """Cancels a call when its client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     call.cancel()

@@ -20,6 +20,7 @@ from typing import Any
 from stubserve.errors import ServeError, internal, invalid, raise_first, within
 from stubserve.gpus import NO_GPUS, Gpus
 from stubserve.model_config.complete import usable_gpus
+from stubserve.model_config.openai_routes import openai_problems
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, ensemble_problems
 from stubserve.model_config.validate_io import io_problems
@@ -52,6 +53,7 @@ def problems(config: ModelConfig, gpus: Gpus = NO_GPUS) -> Iterator[ServeError]:
     yield from instance_group_problems(config, gpus)
     yield from io_problems(config)
     yield from state_problems(config)
+    yield from openai_problems(config)
 
 
 def validate(config: ModelConfig, gpus: Gpus = NO_GPUS) -> None:

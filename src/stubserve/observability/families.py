@@ -60,6 +60,8 @@ gauge stubserve_instance_batches: Batches that an instance's stub has, executing
 gauge stubserve_instance_requests: Requests that an instance's stub has, those included that it answers later
 gauge stubserve_instance_executing_seconds: How long an instance has been executing the batch that it executes now
 counter stubserve_instance_restarts_total: How often an instance's stub was started again after it had died
+counter stubserve_prompt_tokens_total: Tokens of prompts, as the model tells them to OpenAI's routes (--openai)
+counter stubserve_generation_tokens_total: Tokens of answers, as the model tells them to OpenAI's routes
 gauge stubserve_arena_limit_bytes: Shared memory that may be committed (--shm-limit)
 gauge stubserve_arena_committed_bytes: Shared memory that is committed, by who holds it: requests (tensors of clients),
     heap (texts and bodies, which are counted with it), stubs (outputs of models)

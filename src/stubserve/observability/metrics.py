@@ -117,6 +117,9 @@ class ServerMetrics:
         for name, attribute in wanted.items():
             value = getattr(statistics, attribute)
             _family(exposition, name).sample(labels, value // 1000 if attribute.endswith("_ns") else value)
+        if statistics.tells_tokens:
+            _family(exposition, "stubserve_prompt_tokens_total").sample(labels, statistics.prompt_tokens)
+            _family(exposition, "stubserve_generation_tokens_total").sample(labels, statistics.generation_tokens)
         _family(exposition, "nv_inference_pending_request_count").sample(labels, model.queued)
         _family(exposition, "nv_model_load_duration_secs").sample(labels, model.load_seconds)
         if model.latencies is not None:

@@ -89,7 +89,7 @@ class HttpServer(uvicorn.Server):
 def http_server(server: Server, connections: Connections) -> HttpServer:
     """The HTTP front end of a server. Its connections share `connections`, for an orderly stop. Raises OSError."""
     http = server.settings.http
-    app = create_app(server, cors_origins=http.cors_origins, try_page=http.shows_try_page)
+    app = create_app(server, None, http.cors_origins, http.shows_try_page, http.openai)
     protocol = functools.partial(HttpConnection, connections)
     grace_s = server.settings.exit_timeout_secs
     config = _config(server, app, http=protocol, timeout_graceful_shutdown=grace_s)

@@ -64,6 +64,7 @@ class HttpSettings(FrontSettings):
 
     max_input_size: int = 64 << 20
     cors_origins: tuple[str, ...] = ()
+    openai: bool = False
     # Whether to serve the page for trying models; None: if only this machine can reach it
     try_page: bool | None = None
 

@@ -20,7 +20,7 @@ from stubserve.inference.tensor import Tensor
 
 # Two lengths: of the part in msgpack, and of the bytes behind it
 HEAD = struct.Struct("<QQ")
-INFER, GENERATE = "infer", "generate"
+INFER, GENERATE, OPENAI = "infer", "generate", "openai"
 # Stands for the offset of a tensor that lies in its client's shared memory
 IN_REGION = -2
 

@@ -25,7 +25,18 @@ from typing import Any, cast
 
 from stubserve.api.placement import BodyPlacer, ReplyFormat, Slot, Store, regions_of
 from stubserve.errors import Code, ServeError, internal
-from stubserve.http.json.job import GENERATE, HEAD, IN_REGION, INFER, Read, pack, pack_signature, unpack, unpack_request
+from stubserve.http.json.job import (
+    GENERATE,
+    HEAD,
+    IN_REGION,
+    INFER,
+    OPENAI,
+    Read,
+    pack,
+    pack_signature,
+    unpack,
+    unpack_request,
+)
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
@@ -59,6 +70,14 @@ class JsonProcess:
         placer = BodyPlacer(b"", None, 0, store)
         request, _ = await self._read((GENERATE, pack_signature(signature), 0, 0), memoryview(text), placer, None)
         return request
+
+    async def read_openai(self, text: bytes, route: str, store: Store) -> Any:
+        """As `openai.body.read_body`. Raises ServeError."""
+        from stubserve.http.openai.body import unpack_asked
+
+        placer = BodyPlacer(b"", None, 0, store)
+        request, _ = await self._read((OPENAI, route, 0, 0), memoryview(text), placer, None)
+        return unpack_asked(request)
 
     def close(self) -> None:
         """Ends the worker."""
@@ -128,7 +147,7 @@ class JsonProcess:
             await _receive(loop, connection, memoryview(answer))
             code, result = unpack(answer)
             if code is not None:
-                raise ServeError(Code(code), result)
+                raise ServeError(Code(code), *result)
             read = unpack_request(result)
             await self._receive_tensors(loop, connection, read.inputs, data_size)
         except (OSError, EOFError):

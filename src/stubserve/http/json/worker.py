@@ -21,7 +21,7 @@ from stubserve.closed_process import close_process
 from stubserve.errors import Code, ServeError
 from stubserve.http.generate_decode import decode_generate
 from stubserve.http.infer_json import decode_json
-from stubserve.http.json.job import HEAD, IN_REGION, INFER, pack, pack_request, unpack, unpack_signature
+from stubserve.http.json.job import HEAD, IN_REGION, INFER, OPENAI, pack, pack_request, unpack, unpack_signature
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.heap_account import MAX_WORDS_BYTES, WORDS_TEXT
 from stubserve.memory.regions import RegionPlace
@@ -66,8 +66,12 @@ class Recorder:
 def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes | memoryview]]:
     """What a job's JSON says, ready to be packed, and the bytes of its large tensors. Raises ServeError."""
     kind, signature, size, max_input_size = job
-    accepted = unpack_signature(signature)
     recorder = Recorder(size)
+    if kind == OPENAI:
+        from stubserve.http.openai.body import pack_asked, read_body
+
+        return pack_request(pack_asked(read_body(text, signature), recorder), None), recorder.data
+    accepted = unpack_signature(signature)
     if kind == INFER:
         request, reply_format = decode_json(text, accepted, recorder, max_input_size)
         return pack_request(request, reply_format, recorder.regions), recorder.data
@@ -95,16 +99,16 @@ def main(descriptor: int) -> None:
             try:
                 answer, data = read(job, text)
             except ServeError as error:
-                answer = (error.code, error.message)
+                answer = (error.code, (error.message, error.path))
             except MemoryError:
-                answer = (Code.UNAVAILABLE, "out of memory while the request's JSON was read")
+                answer = (Code.UNAVAILABLE, ("out of memory while the request's JSON was read",))
             else:
                 answer = (None, answer)
             del text
             packed = pack(answer)
             if len(packed) > MAX_WORDS_BYTES:
                 # The answer may also be a refusal that quotes the document.
-                packed = pack((Code.INVALID_ARG, WORDS_TEXT))
+                packed = pack((Code.INVALID_ARG, (WORDS_TEXT,)))
                 data = []
             connection.sendall(HEAD.pack(len(packed), sum(map(len, data))) + packed)
             for piece in data:

@@ -1,0 +1,136 @@
+"""Answers of a model that makes OpenAI's objects itself: each string of `openai_response` is one object.
+
+The model may answer a whole object, or pieces of it (`delta`), whatever the client wants. For a stream a whole object
+becomes one piece. Where there is no stream, pieces become a whole object: texts and lists go on, and members of a list
+that have an `index` go on where the one with the same index ended.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from stubserve.errors import internal
+from stubserve.http.openai.writer import Form, Writer, elements
+from stubserve.inference.long_work import LongWork
+from stubserve.inference.request import Response
+from stubserve.inference.statistics import ModelStatistics
+from stubserve.model_config.openai_routes import CHAT, OBJECT_OUTPUT
+
+# Texts that name something, and so do not go on
+_NAMES = frozenset(("id", "type", "role", "name", "finish_reason"))
+
+
+class ObjectWriter(Writer):
+    """All choices of an answer."""
+
+    def __init__(self, statistics: ModelStatistics, form: Form) -> None:
+        super().__init__(statistics, 0)
+        self._form = form
+        # Where there is no stream: the choices so far, and the members beside them
+        self._choices: list[Any] = []
+        self._beside: dict[str, Any] = {}
+
+    def read(self, response: Response) -> LongWork[bytes]:
+        events = []
+        for tensor in response.outputs:
+            if tensor.name == OBJECT_OUTPUT:
+                for number, text in enumerate(elements(tensor)):
+                    if number:
+                        yield None
+                    events.append(self._taken(text))
+        return b"".join(events)
+
+    def end(self) -> bytes:
+        if self._form.streamed:
+            return b""
+        for choice in self._choices:
+            if self._form.route == CHAT:
+                choice["message"] = {"role": "assistant", "content": None, **choice.pop("delta")}
+                for call in choice["message"].get("tool_calls") or []:
+                    call.pop("index", None)
+            choice.setdefault("logprobs", None)
+            choice.setdefault("finish_reason", "stop")
+        self.more = orjson.dumps(self._beside)[1:-1] + b"," if self._beside else b""
+        return b",".join(map(orjson.dumps, self._choices))
+
+    def _taken(self, text: bytes) -> bytes:
+        form = self._form
+        piece = _object(text, form.model)
+        used = piece.pop("usage", None)
+        if isinstance(used, dict):
+            self.told = used
+            self.usage.add_told(used)
+        choices = piece.get("choices", [])
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            raise internal(f"model '{form.model}': 'choices' in '{OBJECT_OUTPUT}' must be a list of objects")
+        for number, choice in enumerate(choices):
+            choice.setdefault("index", number)
+            if form.route == CHAT:
+                _to_delta(choice, form.model)
+        if not form.streamed:
+            _list_goes_on(self._choices, choices)
+            for name, value in piece.items():
+                if name != "choices" and name not in form.common:
+                    self._beside[name] = value
+            return b""
+        if not choices:
+            return b""
+        for choice in choices:
+            choice.setdefault("finish_reason", None)
+        usage: dict[str, Any] = {"usage": None} if form.includes_usage else {}
+        return b"data: %b\n\n" % orjson.dumps({**form.common, **piece, **form.common, **usage})
+
+
+def _go_on(whole: dict[str, Any], piece: dict[str, Any]) -> None:
+    """Has an object go on with the next piece of it."""
+    for name, value in piece.items():
+        before = whole.get(name)
+        if before is None:
+            whole[name] = value
+        elif isinstance(before, str) and isinstance(value, str) and name not in _NAMES:
+            whole[name] = before + value
+        elif isinstance(before, dict) and isinstance(value, dict):
+            _go_on(before, value)
+        elif isinstance(before, list) and isinstance(value, list):
+            _list_goes_on(before, value)
+        elif value is not None:
+            whole[name] = value
+
+
+def _list_goes_on(whole: list[Any], more: list[Any]) -> None:
+    for value in more:
+        index = value.get("index") if isinstance(value, dict) else None
+        same = None
+        if index is not None:
+            same = next((one for one in whole if isinstance(one, dict) and one.get("index") == index), None)
+        if same is None:
+            whole.append(value)
+        else:
+            _go_on(same, value)
+
+
+def _to_delta(choice: dict[str, Any], model: str) -> None:
+    """Makes a piece of a whole choice."""
+    message = choice.pop("message", None)
+    if isinstance(message, dict):
+        choice["delta"] = message
+    delta = choice.setdefault("delta", {})
+    if not isinstance(delta, dict):
+        raise internal(f"model '{model}': 'delta' in '{OBJECT_OUTPUT}' must be an object")
+    calls = delta.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise internal(f"model '{model}': 'tool_calls' in '{OBJECT_OUTPUT}' must be a list of objects")
+    for number, call in enumerate(calls):
+        call.setdefault("index", number)
+
+
+def _object(text: bytes, model: str) -> dict[str, Any]:
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise internal(f"model '{model}' gave '{OBJECT_OUTPUT}' that is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise internal(f"model '{model}' gave '{OBJECT_OUTPUT}' that is no JSON object")
+    return found

@@ -1,0 +1,155 @@
+"""What the answers of OpenAI's routes have in common: their heads, their usage, and the interface of their writers."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from stubserve_stub.wire import strings
+from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
+
+from stubserve.errors import internal
+from stubserve.http.json import text as json_text
+from stubserve.inference.long_work import LongWork
+from stubserve.inference.request import Response
+from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.tensor import Tensor
+from stubserve.model_config.openai_routes import CHAT, COMPLETIONS, EMBEDDINGS
+
+_PREFIX = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", EMBEDDINGS: "embd-"}
+_OBJECT = {CHAT: "chat.completion", COMPLETIONS: "text_completion", EMBEDDINGS: "list"}
+# Responses name numbers of tokens as the models of vLLM's backend do.
+INPUT_TOKENS, OUTPUT_TOKENS = "num_input_tokens", "num_output_tokens"
+
+
+class Form:
+    """The form of one answer: its `id`, and the `common` members that are the same in all of its events."""
+
+    def __init__(self, route: str, model: str, streamed: bool, includes_usage: bool) -> None:
+        self.route = route
+        self.model = model
+        self.streamed = streamed
+        self.includes_usage = includes_usage
+        self.id = _PREFIX[route] + uuid.uuid4().hex
+        self.common = {
+            "id": self.id,
+            "object": _OBJECT[route] + (".chunk" if streamed and route == CHAT else ""),
+            "created": int(time.time()),
+            "model": model,
+        }
+        self.head = orjson.dumps(self.common)[:-1] + b","
+        self._tail = b'],"usage":null}\n\n' if includes_usage else b"]}\n\n"
+
+    def event(self, choice: bytes) -> bytes:
+        """The event with a piece of one choice."""
+        return b'data: %b"choices":[%b%b' % (self.head, choice, self._tail)
+
+    def usage_event(self, usage: bytes) -> bytes:
+        return b'data: %b"choices":[],"usage":%b}\n\n' % (self.head, usage)
+
+
+class Usage:
+    """The numbers of tokens that the model has told; None for what it has not. All of them count in `statistics`."""
+
+    __slots__ = ("_statistics", "input", "output")
+
+    def __init__(self, statistics: ModelStatistics) -> None:
+        self._statistics = statistics
+        self.input: int | None = None
+        self.output: int | None = None
+
+    def add(self, response: Response) -> None:
+        """Takes what a response tells. It tells all tokens of the request, and its own tokens of the answer."""
+        given, made = fact(response, INPUT_TOKENS), fact(response, OUTPUT_TOKENS)
+        has_given, has_made = isinstance(given, int), isinstance(made, int)
+        if not has_given and not has_made:
+            return
+        self._statistics.record_tokens(given - (self.input or 0) if has_given else 0, made if has_made else 0)
+        if has_given:
+            self.input = given
+        if has_made:
+            self.output = (self.output or 0) + made
+
+    def add_told(self, told: dict[str, Any]) -> None:
+        """Counts what a model tells in OpenAI's form."""
+        numbers = [told.get(name) for name in ("prompt_tokens", "completion_tokens")]
+        prompt, generation = [number if isinstance(number, int) else 0 for number in numbers]
+        self._statistics.record_tokens(prompt, generation)
+
+
+class Writer:
+    """Makes JSON of the responses to one request to the model, for text number `text` of the client's request.
+
+    `usage` and `told` are what the model says of tokens. `more` are further members of the whole answer, as JSON, each
+    with a comma behind it. `over`: nothing further of the model is wanted.
+    """
+
+    def __init__(self, statistics: ModelStatistics, text: int) -> None:
+        self.text = text
+        self.usage = Usage(statistics)
+        self.told: dict[str, Any] | None = None
+        self.more = b""
+        self.over = False
+
+    def read(self, response: Response) -> LongWork[bytes]:
+        """Takes a response in; in steps, the events that it makes, or the text that it adds. Raises ServeError."""
+        raise NotImplementedError
+
+    def end(self) -> bytes:
+        """The model has ended: the last events, or the rest of the text."""
+        raise NotImplementedError
+
+
+def document(form: Form, writers: Sequence[Writer], pieces: Sequence[bytes]) -> bytes:
+    """The answer that is no stream; `pieces` are the choices or embeddings in order."""
+    if form.route == EMBEDDINGS:
+        used = sum(writer.usage.input or 0 for writer in writers)
+        tail = b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (
+            json_text.string(form.model),
+            used,
+            used,
+        )
+        return b'{"object":"list","data":[' + b",".join(pieces) + tail
+    more = b"".join(writer.more for writer in writers)
+    return b'%b%b"choices":[%b],"usage":%b}' % (form.head, more, b",".join(filter(None, pieces)), usage(writers))
+
+
+def usage(writers: Sequence[Writer]) -> bytes:
+    """The tokens of the whole request; those of a text count once, whatever its choices. `null` unless all are told."""
+    told = [writer.told for writer in writers if writer.told is not None]
+    if told:
+        return orjson.dumps(told[-1])
+    given = {writer.text: writer.usage.input for writer in writers}
+    read = [count for count in given.values() if count is not None]
+    made = [writer.usage.output for writer in writers if writer.usage.output is not None]
+    if len(read) < len(given) or len(made) < len(writers):
+        return b"null"
+    total, output = sum(read), sum(made)
+    return b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (total, output, total + output)
+
+
+def fact(response: Response, name: str) -> Any:
+    """What a response says under a name, as a parameter or an output: a text, the sum of its numbers, or None."""
+    if response.parameters and name in response.parameters:
+        return response.parameters[name]
+    for tensor in response.outputs:
+        if tensor.name == name:
+            if tensor.datatype == BYTES:
+                found = elements(tensor)
+                return found[0].decode("utf-8", "replace") if found else None
+            return np.frombuffer(tensor.buffer, BY_NUMBER[tensor.datatype].numpy).sum().item()
+    return None
+
+
+def elements(tensor: Tensor) -> Sequence[bytes]:
+    """The strings of an output. Raises ServeError (INTERNAL) if there are none."""
+    if tensor.elements is not None:
+        return tensor.elements
+    try:
+        return strings.split(bytes(tensor.buffer))
+    except ValueError:
+        raise internal(f"output '{tensor.name}' holds no strings") from None
