@@ -36,6 +36,7 @@ def clip(
     height: int = 240,
     moves_from: int = 0,
     codec: str = "mpeg4",
+    b_frames: int | None = None,
     **options: str,
 ) -> Path:
     """Writes a clip of 25 frames a second with a key frame every 10; its format is that of its name."""
@@ -43,6 +44,8 @@ def clip(
         stream: Any = container.add_stream(codec, rate=25)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         stream.codec_context.gop_size = 10
+        if b_frames is not None:
+            stream.codec_context.max_b_frames = b_frames
         for number in range(frames):
             frame = av.VideoFrame.from_ndarray(picture(number, width, height, moves_from), "rgb24")
             container.mux(stream.encode(frame))
