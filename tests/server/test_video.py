@@ -22,7 +22,7 @@ pytest.importorskip("av")
 from tests.video_sources import LEFT, SIDE, TOP, Camera, clip, web  # noqa: E402
 
 PASSED_OVER, STILL, LATE, BROKEN = range(4)
-TYPES = {"UINT8": np.uint8, "FP32": np.float32, "FP64": np.float64, "INT64": np.int64}
+TYPES = {"UINT8": np.uint8, "INT32": np.int32, "FP32": np.float32, "FP64": np.float64, "INT64": np.int64}
 Response = dict[str, Any]
 
 

@@ -45,10 +45,9 @@ class _Video(StreamingModel):
 
     def answers(self, request: InferenceRequest) -> Answers:
         given = _given(request)
-        wanted = list(request.requested_output_names())
 
         def follow(sender: InferenceResponseSender) -> None:
-            Stream(self._options, self._files, self._threads, wanted, sender).follow(given)
+            Stream(self._options, self._files, self._threads, request, sender).follow(given)
 
         with self._ended:
             self._streams += 1

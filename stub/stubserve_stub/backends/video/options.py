@@ -14,7 +14,9 @@ from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.datatypes import BY_NAME
 
 SOURCE, VIDEO = "SOURCE", "VIDEO"
-FRAME, TIME, RECEIVED, NUMBER, GAP, FIT, EVENT = "FRAME", "TIME", "RECEIVED", "NUMBER", "GAP", "FIT", "EVENT"
+FRAME, TIME, RECEIVED, NUMBER, GAP, FIT, EVENT = OUTPUTS = (
+    "FRAME", "TIME", "RECEIVED", "NUMBER", "GAP", "FIT", "EVENT"
+)  # fmt: skip
 
 _DEFAULTS = {
     "rate": "0",
@@ -25,6 +27,7 @@ _DEFAULTS = {
     "streams": "4",
     "max_pixels": str(4096 * 2304),
     "networks": "public",
+    "model_input": "FRAME",
 }
 _CHOICES = {
     "layout": ("NHWC", "NCHW"),
@@ -32,7 +35,7 @@ _CHOICES = {
     "type": ("UINT8", "FP32"),
     "rtsp": ("", "tcp", "udp"),
 }
-_OTHERS = ("key_frames", "width", "height", "letterbox", "threads", "files")
+_OTHERS = ("key_frames", "width", "height", "letterbox", "threads", "files", "model", "model_batched")
 NAMES = frozenset((*_DEFAULTS, *_CHOICES, *_OTHERS))
 
 
@@ -62,6 +65,10 @@ class Options(NamedTuple):
     networks: Networks
     files: str
     rtsp: str
+    # The model that gets each frame, empty for none; its input, and whether that has a dimension for the batch
+    model: str
+    model_input: str
+    model_batched: bool
 
 
 def options_of(config: Mapping[str, Any]) -> Options:
@@ -92,6 +99,9 @@ def options_of(config: Mapping[str, Any]) -> Options:
         networks=Networks(given.text("networks") or _DEFAULTS["networks"], given.called("networks")),
         files=given.text("files"),
         rtsp=_choice(given, "rtsp"),
+        model=given.text("model"),
+        model_input=given.text("model_input") or _DEFAULTS["model_input"],
+        model_batched=bool(given.boolean("model_batched")),
     )
     for name in ("streams", "max_pixels", "stall_ms"):
         if not getattr(options, name.replace("_ms", "_s")):
@@ -141,10 +151,17 @@ def outputs_of(options: Options) -> List[Dict[str, Any]]:
 
 
 def complete(config: Dict[str, Any]) -> None:
-    """Fills in inputs, outputs and the decoupled policy where the configuration has none. Raises Refusal."""
+    """Fills in inputs, outputs and the decoupled policy where the configuration has none. Raises Refusal.
+
+    Where frames go to another model, the configuration has that model's outputs, and ours are added.
+    """
     options = options_of(config)
     config["input"] = config.get("input") or inputs_of()
-    config["output"] = config.get("output") or outputs_of(options)
+    outputs = config.get("output") or []
+    named = {output["name"] for output in outputs}
+    if options.model:
+        outputs += [output for output in outputs_of(options) if output["name"] not in {FRAME, *named}]
+    config["output"] = outputs or outputs_of(options)
     config.setdefault("model_transaction_policy", {}).setdefault("decoupled", True)
 
 
@@ -155,12 +172,15 @@ def validate(config: Mapping[str, Any]) -> None:
             "model '{}': the video backend answers each request by a stream of its own: max_batch_size must be 0, "
             "got {}".format(config["name"], config["max_batch_size"])
         )
-    known = {"input": inputs_of(), "output": outputs_of(options_of(config))}
+    options = options_of(config)
+    known = {"input": inputs_of(), "output": outputs_of(options)}
     for what, tensors in known.items():
         infos = {one["name"]: TensorInfo(one["name"], _number_of(one["data_type"]), one["dims"]) for one in tensors}
         for tensor in config.get(what, ()):
             info = infos.get(tensor["name"])
             if info is None:
+                if options.model and what == "output":
+                    continue  # one of the other model's
                 raise Refusal(
                     "model '{}': the video backend has no {} '{}', it has {}".format(
                         config["name"], what, tensor["name"], ", ".join(infos)

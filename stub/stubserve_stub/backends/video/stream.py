@@ -1,12 +1,12 @@
 """One request: follows its source, and sends the frames that are wanted until the source or the client goes.
 
 Everything happens on one thread and in this order: read, decode, pick, wait until the client has room, look at the age
-again, make the tensor, send. So at most one frame is held beside what the decoder holds, whatever the client does. A
-client that does not read keeps its own thread waiting, and with it the source. When it reads on, the frames of a live
-source that have grown too old are dropped (`picking`).
+again, make the tensor, ask the model that it goes to, send. So at most one frame is held beside what the decoder holds,
+whatever the client does. A client that does not read keeps its own thread waiting, and with it the source; so does a
+model that is slow. Afterwards the frames of a live source that have grown too old are dropped (`picking`).
 
 A live source that breaks off is opened again, after pauses that grow. The stream says so with EVENT, in responses that
-have no other output: `opened`, `changed` (the size), `lost`, `ended`.
+have no other output: `opened`, `changed` (the size), `failed` (the model of the frames), `lost`, `ended`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,25 @@ from typing import List, Tuple
 
 import numpy as np
 
+from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.python.streaming import is_cancelled
-from stubserve_stub.backends.video.options import EVENT, FIT, FRAME, GAP, NUMBER, RECEIVED, TIME, Options
+from stubserve_stub.backends.video.options import (
+    EVENT,
+    FIT,
+    FRAME,
+    GAP,
+    NUMBER,
+    OUTPUTS,
+    RECEIVED,
+    TIME,
+    Options,
+)
 from stubserve_stub.backends.video.picking import Ages, Rate
 from stubserve_stub.backends.video.picture import Pictures
+from stubserve_stub.backends.video.pipeline import Pipeline
 from stubserve_stub.backends.video.source import Counts, Decoded, Given, Sources
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -34,14 +46,28 @@ class Gone(Exception):
     """The client of a stream has gone."""
 
 
+class Failed(Exception):
+    """A frame cannot become an answer, and neither another try nor another source would help."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+
+
 class Stream:
-    """`wanted` are the outputs that are requested; `files` is the folder of sources, empty for none."""
+    """The stream of a request; `files` is the folder of sources, empty for none."""
 
     def __init__(
-        self, options: Options, files: str, threads: int, wanted: List[str], sender: InferenceResponseSender
+        self,
+        options: Options,
+        files: str,
+        threads: int,
+        request: InferenceRequest,
+        sender: InferenceResponseSender,
     ) -> None:
         self._options = options
-        self._wanted = wanted
+        self._wanted = request.requested_output_names()
+        others = sorted(self._wanted.difference(OUTPUTS))
+        self._pipeline = Pipeline(options, others, request) if options.model and others else None
         self._sender = sender
         self._sources = Sources(options, files, threads, self._watch)
         self._pictures = Pictures(options)
@@ -66,6 +92,8 @@ class Stream:
                     return
             except Gone:
                 return
+            except Failed as failed:
+                raise failed.refusal from None
             except Refusal as refusal:
                 if not self._live or not self._options.reconnect_s:
                     raise
@@ -121,16 +149,27 @@ class Stream:
 
     def _send(self, decoded: Decoded, received_ns: int) -> None:
         counts = self._counts
-        outputs = [
-            Tensor(TIME, np.array([decoded.time_s])),
-            Tensor(RECEIVED, np.array([received_ns], np.int64)),
-            Tensor(NUMBER, np.array([counts.number], np.int64)),
-            Tensor(GAP, np.array(counts.gap, np.int64)),
-        ]
-        if FRAME in self._wanted or FIT in self._wanted:
-            picture, fit = self._pictures.tensor(decoded.frame)
-            outputs += [Tensor(FRAME, picture), Tensor(FIT, fit)]
-        self._sender.send(InferenceResponse(outputs))
+        answers: List[List[Tensor]] = [[]]
+        if self._pipeline is not None or FRAME in self._wanted or FIT in self._wanted:
+            try:
+                picture, fit = self._pictures.tensor(decoded.frame)
+                if self._pipeline is not None:
+                    answers = self._pipeline.answers(picture)
+            except Refusal as refusal:
+                if self._pipeline is None or not self._pipeline.may_recover:
+                    raise Failed(refusal) from None
+                counts.drop(Counts.BROKEN)
+                self._tell("failed", str(refusal))
+                return
+            answers = [[Tensor(FRAME, picture), Tensor(FIT, fit), *outputs] for outputs in answers]
+        for outputs in answers:
+            outputs += [
+                Tensor(TIME, np.array([decoded.time_s])),
+                Tensor(RECEIVED, np.array([received_ns], np.int64)),
+                Tensor(NUMBER, np.array([counts.number], np.int64)),
+                Tensor(GAP, np.array(counts.gap, np.int64)),
+            ]
+            self._sender.send(InferenceResponse(outputs))
         self._pictures.seen()
         counts.gap = [0, 0, 0, 0]
         self._progress_at = time.monotonic()
