@@ -54,13 +54,14 @@ def clip(
 
 
 class Camera:
-    """A live source: MPEG-2 in a transport stream without an end, for any number of viewers.
+    """A live source: a transport stream without an end, for any number of viewers.
 
     Frames are taken when the test says so, or one every 20 ms. Their time stamps are those of the clock.
     """
 
     def __init__(self) -> None:
         self.size = (320, 240)
+        self.codec = "mpeg2video"
         self.taken = 0
         self.viewers = 0
         self._news = threading.Condition()
@@ -111,35 +112,40 @@ class Camera:
 
     def _film(self, handler: BaseHTTPRequestHandler, cut: int, shown: int) -> None:
         outgoing = _Outgoing()
-        size = (0, 0)
-        encoder: Any = None
-        with av.open(outgoing, "w", format="mpegts", options={"flush_packets": "1"}) as container:
-            stream: Any = container.add_stream("mpeg2video", rate=25)
-            while self._cut == cut:
-                with self._news:
-                    if self.taken == shown and self._cut == cut:
-                        self._news.wait(0.05)
-                if select.select([handler.connection], [], [], 0)[0]:
-                    return
-                if self.taken == shown:
-                    continue
-                shown += 1
-                if self.size != size:
-                    size = self.size
-                    encoder = av.CodecContext.create("mpeg2video", "w")
-                    encoder.width, encoder.height, encoder.pix_fmt, encoder.framerate = *size, "yuv420p", 25
-                    encoder.gop_size, encoder.max_b_frames = 5, 0
-                    encoder.time_base = Fraction(1, 25)
-                frame = av.VideoFrame.from_ndarray(picture(shown, *size), "rgb24")
-                for packet in encoder.encode(frame):
-                    packet.stream = stream
-                    packet.time_base = _CLOCK
-                    packet.pts = packet.dts = round((time.monotonic() - self._start) * 90_000)
-                    container.mux(packet)
-                try:
-                    handler.wfile.write(outgoing.take())
-                except OSError:
-                    return
+        while self._cut == cut:
+            codec = self.codec
+            with av.open(outgoing, "w", format="mpegts", options={"flush_packets": "1"}) as container:
+                stream: Any = container.add_stream(codec, rate=25)
+                encoder: Any = None
+                while self._cut == cut and self.codec == codec:
+                    with self._news:
+                        if self.taken == shown and self._cut == cut:
+                            self._news.wait(0.05)
+                    if select.select([handler.connection], [], [], 0)[0]:
+                        return
+                    if self.taken == shown:
+                        continue
+                    shown += 1
+                    if encoder is None or (encoder.width, encoder.height) != self.size:
+                        encoder = self._encoder(codec)
+                    frame = av.VideoFrame.from_ndarray(picture(shown, *self.size), "rgb24")
+                    for packet in encoder.encode(frame):
+                        packet.stream, packet.time_base = stream, _CLOCK
+                        packet.pts = packet.dts = round((time.monotonic() - self._start) * 90_000)
+                        container.mux(packet)
+                    try:
+                        handler.wfile.write(outgoing.take())
+                    except OSError:
+                        return
+
+    def _encoder(self, codec: str) -> Any:
+        encoder: Any = av.CodecContext.create(codec, "w")
+        encoder.width, encoder.height = self.size
+        encoder.pix_fmt, encoder.framerate, encoder.time_base = "yuv420p", 25, Fraction(1, 25)
+        encoder.gop_size, encoder.max_b_frames = 5, 0
+        if codec == "libx264":
+            encoder.options = {"tune": "zerolatency"}
+        return encoder
 
 
 class _Outgoing(io.RawIOBase):

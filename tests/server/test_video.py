@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
+from stubserve.checking.repository import check_repositories
 from tests.real_server import PATIENCE_S, Serving, eventually, write_model
 from tests.server.grpc_calls import Grpc, connected
 
@@ -283,6 +284,44 @@ def test_a_source_that_stalls(serving: Serving, camera: tuple[Camera, str]) -> N
             assert "it is opened again in 0.5 s" in stream.event("lost")
 
 
+def test_a_source_that_changes_its_codec(serving: Serving, camera: tuple[Camera, str]) -> None:
+    """What comes cannot be decoded any more, so the source has stalled, and is looked at anew."""
+    filming, address = camera
+    with following(serving, "impatient", address) as stream, filming.running():
+        assert stream.event("opened") == "mpeg2video 320x240, live"
+        stream.frame()
+        filming.codec = "libx264"
+        while stream.event("opened") != "h264 320x240, live":
+            pass
+        stream.frame()
+
+
+def test_a_live_playlist(serving: Serving, clips: Path) -> None:
+    """It is read again while it has no end, and its parts are fetched as they appear."""
+    *lines, end = (clips / "a.m3u8").read_text().replace("#EXT-X-PLAYLIST-TYPE:VOD\n", "").splitlines()
+    assert end == "#EXT-X-ENDLIST"
+    parts = [index + 1 for index, line in enumerate(lines) if line.endswith(".ts")]
+    read = 0
+
+    def live(handler: Any) -> None:
+        nonlocal read
+        read += 1
+        content = "\n".join(lines[: parts[min(read, len(parts)) - 1]]).encode() + b"\n"
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    with ExitStack() as stack:
+        port = stack.enter_context(web(clips, **{"live.m3u8": live}))
+        stream = stack.enter_context(following(serving, "impatient", f"http://127.0.0.1:{port}/live.m3u8"))
+        assert stream.event("opened") == "h264 320x240, live"
+        numbers = [int(stream.frame()["NUMBER"][0]) for _ in range(40)]
+        assert numbers == sorted(set(numbers))
+        stream.event("lost")
+    assert read >= len(parts)
+
+
 def test_a_source_that_stays_away(serving: Serving, clips: Path) -> None:
     filming = Camera()
     with connected(serving) as grpc:
@@ -488,6 +527,14 @@ REFUSED = [
     ),
     (config() + "instance_group [ { kind: KIND_GPU } ]", "GPU"),
 ]
+
+
+def test_check_knows_it(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    write_model(models, "fine", "", config(rate=5))
+    write_model(models, "wrong", "", config(raet=5))
+    (problem,) = check_repositories([models], tmp_path).problems
+    assert "parameter 'raet' of model 'wrong'" in problem.text
 
 
 def test_configurations_that_are_refused(tmp_path: Path) -> None:

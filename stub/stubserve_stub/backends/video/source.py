@@ -45,14 +45,15 @@ class Decoded(NamedTuple):
 
 
 class Counts:
-    """`number` is that of the last frame of the source, `gap` has how many have not been sent since the last one that
-    was, by the reason."""
+    """`number` is that of the last frame of the source, `intact` how many were not broken. `gap` has how many have not
+    been sent since the last one that was, by the reason.
+    """
 
     PASSED_OVER, STILL, LATE, BROKEN = range(4)
 
     def __init__(self) -> None:
         self.number = -1
-        self.decoded = 0
+        self.intact = 0
         self.gap = [0, 0, 0, 0]
 
     def drop(self, reason: int) -> None:
@@ -211,6 +212,7 @@ class Source:
             watch()
             if key_frames and packet.size and not packet.is_keyframe:
                 counts.number += 1
+                counts.intact += 1
                 counts.drop(Counts.PASSED_OVER)
                 continue
             for frame in self._decoded(packet, counts):
@@ -218,7 +220,7 @@ class Source:
                 if frame.is_corrupt:
                     counts.drop(Counts.BROKEN)
                     continue
-                counts.decoded += 1
+                counts.intact += 1
                 last = frame.time if frame.time is not None else 0.0 if last is None else last + 1 / rate
                 yield Decoded(frame, last, read_at, read_at - start)
 

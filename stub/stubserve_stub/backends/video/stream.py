@@ -75,13 +75,14 @@ class Stream:
         self._counts = Counts()
         self._live = False
         self._size: Tuple[int, int] = (0, 0)
-        # When there was a packet, or the client took something
+        # When there was a frame, or the client took something
+        self._intact = 0
         self._progress_at = time.monotonic()
 
     def follow(self, given: Given) -> None:
         """Sends all responses but the end. Raises Refusal if the source cannot be opened, fails, or stays away."""
         pause = _FIRST_PAUSE_S
-        decoded, last_at = 0, time.monotonic()
+        intact, last_at = 0, time.monotonic()
         while True:
             self._progress_at = time.monotonic()
             try:
@@ -98,8 +99,8 @@ class Stream:
                 if not self._live or not self._options.reconnect_s:
                     raise
                 reason = str(refusal)
-            if self._counts.decoded > decoded:
-                decoded, last_at, pause = self._counts.decoded, time.monotonic(), _FIRST_PAUSE_S
+            if self._counts.intact > intact:
+                intact, last_at, pause = self._counts.intact, time.monotonic(), _FIRST_PAUSE_S
             if time.monotonic() + pause - last_at > self._options.reconnect_s:
                 text = "the source is lost, and has not come back within {:g} s: {}"
                 raise Refusal(text.format(self._options.reconnect_s, reason), codes.UNAVAILABLE)
@@ -182,13 +183,15 @@ class Stream:
             self._progress_at = time.monotonic()
 
     def _end(self) -> None:
-        if not self._counts.decoded:
+        if not self._counts.intact:
             raise Refusal("no frame of the source could be decoded", codes.INVALID_ARG)
         self._tell("ended", "{} frames".format(self._counts.number + 1))
 
     def _watch_packet(self) -> None:
+        # Packets of which nothing can be decoded are none: perhaps the codec has changed.
+        if self._counts.intact > self._intact:
+            self._intact, self._progress_at = self._counts.intact, time.monotonic()
         self._watch()
-        self._progress_at = time.monotonic()
 
     def _watch(self) -> None:
         if self._sender.is_cancelled():
