@@ -57,7 +57,7 @@ class Web:
                     raise Refusal(text, _code(answer.status))
                 return answer, url
             answer.close()
-            url, authorization = urllib.parse.urljoin(url, location), {}
+            url, authorization = _joined(url, location), {}
         raise Refusal("the source redirects more than {} times".format(_MOST_REDIRECTS), codes.INVALID_ARG)
 
     def _get(self, url: str, headers: Any) -> http.client.HTTPResponse:
@@ -94,6 +94,13 @@ def split(url: str, schemes: Any) -> urllib.parse.SplitResult:
     except ValueError:  # a port that is no number, half an IPv6 address
         pass
     raise Refusal("a source leads to an address that is none of {}".format(", ".join(schemes)), codes.INVALID_ARG)
+
+
+def _joined(base: str, location: str) -> str:
+    try:
+        return urllib.parse.urljoin(base, location)
+    except ValueError:
+        return location  # which `split` refuses
 
 
 def _authorization(url: str) -> Any:
