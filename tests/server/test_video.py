@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,9 @@ from tests.real_server import PATIENCE_S, Serving, eventually, write_model
 from tests.server.grpc_calls import Grpc, connected
 
 pytestmark = pytest.mark.long
-pytest.importorskip("av")
+av = pytest.importorskip("av")
 
-from tests.video_sources import LEFT, SIDE, TOP, Camera, clip, web  # noqa: E402
+from tests.video_sources import LEFT, SIDE, TOP, Camera, clip, picture, web  # noqa: E402
 
 PASSED_OVER, STILL, LATE, BROKEN = range(4)
 TYPES = {"UINT8": np.uint8, "INT32": np.int32, "FP32": np.float32, "FP64": np.float64, "INT64": np.int64}
@@ -320,6 +322,31 @@ def test_a_live_playlist(serving: Serving, clips: Path) -> None:
         assert numbers == sorted(set(numbers))
         stream.event("lost")
     assert read >= len(parts)
+
+
+def test_pictures_without_time_stamps(serving: Serving, clips: Path) -> None:
+    """Many cameras answer with one JPEG after the other. FFmpeg would make up a time stamp for each."""
+    encoder: Any = av.CodecContext.create("mjpeg", "w")
+    encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 320, 240, "yuvj420p", Fraction(1, 25)
+    frame = av.VideoFrame.from_ndarray(picture(0, 320, 240), "rgb24").reformat(format="yuvj420p")
+    content = bytes(encoder.encode(frame)[0])
+    part = b"--next\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n%b\r\n" % (len(content), content)
+
+    def pictures(handler: Any) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "multipart/x-mixed-replace; boundary=next")
+        handler.end_headers()
+        while True:
+            handler.wfile.write(part)
+            time.sleep(0.2)
+
+    with ExitStack() as stack:
+        port = stack.enter_context(web(clips, pictures=pictures))
+        stream = stack.enter_context(following(serving, "plain", f"http://127.0.0.1:{port}/pictures"))
+        assert stream.event("opened") == "mjpeg 320x240, live"
+        # FFmpeg's would be 24 / 25.
+        times = [float(stream.frame()["TIME"][0]) for _ in range(25)]
+        assert times[-1] - times[0] > 2
 
 
 def test_a_source_that_stays_away(serving: Serving, clips: Path) -> None:

@@ -27,6 +27,8 @@ _CODECS = (
     "h264,hevc,libdav1d,av1,vp8,libvpx,vp9,libvpx-vp9,mpeg1video,mpeg2video,mpeg4,h263,mjpeg,theora,libtheora,vc1,"
     "wmv1,wmv2,wmv3,msmpeg4v2,msmpeg4,flv,gif,png,prores,dnxhd,ffv1"
 )
+# Formats without time stamps, for which FFmpeg makes up a rate
+_UNTIMED = ("mjpeg", "mpjpeg", "h264", "hevc", "m4v")
 _LONGEST = 4096
 _WRITE = 2  # AVIO_FLAG_WRITE
 _RTSP_PORT = 554
@@ -181,6 +183,7 @@ class Source:
         self._stream = stream
         self._refusing = refusing
         self.live = live
+        self._timed = not (live and container.format.name in _UNTIMED)
         context = stream.codec_context
         self.codec: str = context.name
         self.size = (int(context.width), int(context.height))
@@ -195,6 +198,7 @@ class Source:
         """
         rate = float(self._stream.average_rate or _USUAL_RATE)
         last: Optional[float] = None
+        opened_at = time.monotonic()
         packets = self._container.demux()
         while True:
             start = time.monotonic()
@@ -221,7 +225,12 @@ class Source:
                     counts.drop(Counts.BROKEN)
                     continue
                 counts.intact += 1
-                last = frame.time if frame.time is not None else 0.0 if last is None else last + 1 / rate
+                if not self._timed:
+                    last = read_at - opened_at
+                elif frame.time is not None:
+                    last = frame.time
+                else:
+                    last = 0.0 if last is None else last + 1 / rate
                 yield Decoded(frame, last, read_at, read_at - start)
 
     def _decoded(self, packet: Any, counts: Counts) -> List[Any]:
