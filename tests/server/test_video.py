@@ -44,7 +44,8 @@ MODELS = {
     "small": config(width=80),
     "boxed": config(width=200, height=200, letterbox=1, layout="NCHW", type="FP32", color="BGR"),
     "quick": config(max_age_ms=200),
-    "impatient": config(stall_ms=1000, reconnect_ms=4000),
+    "impatient": config(stall_ms=2000),
+    "brief": config(reconnect_ms=2000),
     "tiny": config(max_pixels=100),
 }
 
@@ -278,8 +279,8 @@ def test_a_source_that_stalls(serving: Serving, camera: tuple[Camera, str]) -> N
     with following(serving, "impatient", address) as stream:
         with filming.running():
             stream.frame()
-        assert "no frame for 1 s; it is opened again in 0.5 s" in stream.event("lost")
-        assert "no frame for 1 s; it is opened again in 1 s" in stream.event("lost")
+        assert "no frame for 2 s; it is opened again in 0.5 s" in stream.event("lost")
+        assert "no frame for 2 s; it is opened again in 1 s" in stream.event("lost")
         with filming.running():
             stream.frame()
             filming.cut()
@@ -353,30 +354,28 @@ def test_a_source_that_stays_away(serving: Serving, clips: Path) -> None:
     filming = Camera()
     with connected(serving) as grpc:
         with web(clips, live=filming.serve) as port:
-            stream = Following(grpc, "impatient", f"http://127.0.0.1:{port}/live")
+            stream = Following(grpc, "brief", f"http://127.0.0.1:{port}/live")
             with filming.running():
                 stream.frame()
             filming.cut()
         errors = [answer.error_message for answer in stream.call if answer.error_message]
     assert len(errors) == 1
-    assert "the source is lost, and has not come back within 4 s" in errors[0]
+    assert "the source is lost, and has not come back within 2 s" in errors[0]
 
 
 def test_a_slow_reader_gets_no_old_frames(serving: Serving, camera: tuple[Camera, str]) -> None:
-    """What it did not read in time is dropped by its age. Another reader of the same camera misses nothing."""
+    """What it did not read in time is dropped by its age. Meanwhile another stream of the instance goes on."""
     filming, address = camera
     with following(serving, "quick", address) as slow, following(serving, "quick", address, ["NUMBER"]) as fast:
         eventually(lambda: filming.viewers == 2)
         with filming.running():
             slow.frame()
-            until = filming.taken + 300
-            seen = [int(fast.frame()["NUMBER"][0])]
-            while filming.taken < until:
-                seen.append(int(fast.frame()["NUMBER"][0]))
+            first = fast.frame()["NUMBER"][0]
+            while fast.frame()["NUMBER"][0] < first + 300:
+                pass
             late = 0
             while not late:
                 late = slow.frame()["GAP"][LATE]
-    assert len(seen) > 200
 
 
 def test_a_reader_that_leaves_while_it_is_waited_for(serving: Serving, camera: tuple[Camera, str]) -> None:
@@ -461,8 +460,8 @@ def redirect(location: str) -> Any:
     return page
 
 
-def playlist(part: str) -> Any:
-    text = f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{part}\n#EXT-X-ENDLIST\n".encode()
+def playlist(part: str, more: str = "") -> Any:
+    text = f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n{more}#EXTINF:1,\n{part}\n#EXT-X-ENDLIST\n".encode()
 
     def page(handler: Any) -> None:
         handler.send_response(200)
@@ -483,6 +482,7 @@ def test_nothing_leads_elsewhere(serving: Serving, clips: Path) -> None:
             "filed": redirect("file:///etc/passwd"),
             "list.m3u8": playlist(elsewhere),
             "files.m3u8": playlist(f"file://{clips}/whole.ts"),
+            "locked.m3u8": playlist("whole.ts", '#EXT-X-KEY:METHOD=AES-128,URI="a.mp4"\n'),
             "turned.m3u8": playlist("moved.ts"),
             "around": redirect("around"),
             "fine": redirect("a.mp4"),
@@ -491,7 +491,7 @@ def test_nothing_leads_elsewhere(serving: Serving, clips: Path) -> None:
             address = f"http://127.0.0.1:{port}"
             for name in ("moved.ts", "list.m3u8", "turned.m3u8"):
                 assert "is in none of the networks" in refusal(serving, "plain", f"{address}/{name}")
-            for name in ("filed", "files.m3u8"):
+            for name in ("filed", "files.m3u8", "locked.m3u8"):
                 refusal(serving, "plain", f"{address}/{name}")
             assert "redirects more than 5 times" in refusal(serving, "plain", f"{address}/around")
             assert "answers with 404" in refusal(serving, "plain", f"{address}/missing")
