@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -497,6 +498,24 @@ def test_nothing_leads_elsewhere(serving: Serving, clips: Path) -> None:
             assert "answers with 404" in refusal(serving, "plain", f"{address}/missing")
             assert numbers_of(follow(serving, "plain", f"{address}/fine", ["NUMBER"])) == list(range(50))
     assert reached == []
+
+
+def test_a_description_of_a_session_opens_no_socket(serving: Serving, clips: Path) -> None:
+    """FFmpeg would bind its ports, and send reports to the machine that it names."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.setblocking(False)
+        port = listening.getsockname()[1] - 1
+        description = (
+            f"v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nc=IN IP4 127.0.0.1\r\nt=0 0\r\n"
+            f"m=video {port} RTP/AVP 96\r\na=rtpmap:96 H264/90000\r\n"
+        )
+        (clips / "session.sdp").write_text(description)
+        with web(clips) as server:
+            for source in ("file:session.sdp", f"http://127.0.0.1:{server}/session.sdp", description.encode()):
+                assert "the source cannot be read" in refusal(serving, "plain", source)
+        with pytest.raises(BlockingIOError):
+            listening.recv(1)
 
 
 def test_a_stub_that_dies_in_the_middle(clips: Path, tmp_path: Path) -> None:

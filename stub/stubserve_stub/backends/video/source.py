@@ -3,7 +3,7 @@
 FFmpeg knows hundreds of formats and codecs, and some of its formats open other files and addresses. It may use only
 those that are listed here, and what it wants to open goes through `Sources`: the parts of a playlist are asked for with
 our own client (`web`), anything else is refused. RTSP is the exception, which FFmpeg does alone: the host is resolved
-here, but where a server redirects to, FFmpeg goes.
+here, but where a server redirects to, FFmpeg goes. So a model has to allow it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,29 @@ from stubserve_stub.backends.video.web import Web, WebFile, split
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 
-_FORMATS = "mov,mp4,matroska,webm,mpegts,mpeg,avi,flv,ogg,hls,rtsp,sdp,mjpeg,mpjpeg,h264,hevc,ivf,m4v,asf,gif"
+_FORMATS = "mov,mp4,matroska,webm,mpegts,mpeg,avi,flv,ogg,hls,mjpeg,mpjpeg,h264,hevc,ivf,m4v,asf,gif"
 _CODECS = (
     "h264,hevc,libdav1d,av1,vp8,libvpx,vp9,libvpx-vp9,mpeg1video,mpeg2video,mpeg4,h263,mjpeg,theora,libtheora,vc1,"
     "wmv1,wmv2,wmv3,msmpeg4v2,msmpeg4,flv,gif,png,prores,dnxhd,ffv1"
 )
+_LIMITS = {
+    "format_whitelist": _FORMATS,
+    "codec_whitelist": _CODECS,
+    # FFmpeg opens nothing by itself; a name that it has not allows none. The session descriptions of `sdp` would.
+    "protocol_whitelist": "none",
+    # Keeping connections works only with FFmpeg's own.
+    "http_persistent": "0",
+    "http_multiple": "0",
+    "max_reload": "3",
+    "m3u8_hold_counters": "3",
+    # Otherwise FFmpeg reads seconds of a live source to see its rate, which nothing here depends on.
+    "fpsprobesize": "0",
+}
+_RTSP = {
+    "format_whitelist": "rtsp,mpegts,asf",
+    "protocol_whitelist": "tcp,udp,rtp",
+    "allowed_media_types": "video",
+}
 # Formats without time stamps, for which FFmpeg makes up a rate
 _UNTIMED = ("mjpeg", "mpjpeg", "h264", "hevc", "m4v")
 _LONGEST = 4096
@@ -75,36 +93,29 @@ class Sources:
 
     def open(self, given: Given) -> "Source":
         """Raises Refusal for what may not be opened, is no video, or fails."""
-        more = {"http_persistent": "0", "http_multiple": "0", "max_reload": "3", "m3u8_hold_counters": "3"}
         scheme = _scheme_of(given) if isinstance(given, str) else ""
+        options = {**_LIMITS, "max_pixels": str(self._options.max_pixels)}
         file: Any = given
         timeout = self._refusal = None
-        with self._refusing():
-            if scheme == "file":
-                file = _open_file(self._files, str(given))
-            elif scheme == "rtsp":
+        with contextlib.ExitStack() as stack, self._refusing():
+            if scheme == "rtsp":
                 file = self._numeric(str(given))
-                more = {"rtsp_transport": self._options.rtsp, "allowed_media_types": "video"}
+                options.update(_RTSP, rtsp_transport=self._options.rtsp)
                 timeout = self._options.stall_s
-            elif scheme:
-                file = self._web.open(str(given))
-                # A playlist that does not change makes FFmpeg wait by itself.
-                timeout = self._options.stall_s
-            limits = {
-                "format_whitelist": _FORMATS,
-                "codec_whitelist": _CODECS,
-                "max_pixels": str(self._options.max_pixels),
-                # Otherwise FFmpeg reads seconds of a live source to see its rate, which nothing here depends on.
-                "fpsprobesize": "0",
-            }
-            container = self._av.open(file, options={**limits, **more}, timeout=timeout, io_open=self._part)
-        endless = container.duration is None and (container.format.name == "hls" or getattr(file, "size", None) is None)
-        live = scheme == "rtsp" or (scheme in ("http", "https") and endless)
-        try:
-            return Source(container, self._prepared(container, live), live, self._refusing)
-        except BaseException:
-            container.close()
-            raise
+            else:
+                if scheme == "file":
+                    file = _open_file(self._files, str(given))
+                elif scheme:
+                    file = self._web.open(str(given))
+                    # A playlist that does not change makes FFmpeg wait by itself.
+                    timeout = self._options.stall_s
+                stack.callback(file.close)
+            container = self._av.open(file, options=options, timeout=timeout, io_open=self._part)
+            stack.callback(container.close)
+            size = getattr(file, "size", None)
+            endless = container.duration is None and (container.format.name == "hls" or size is None)
+            live = scheme == "rtsp" or (scheme in ("http", "https") and endless)
+            return Source(container, self._prepared(container, live), live, self._refusing, stack.pop_all().close)
 
     def _part(self, url: str, flags: int, options: Any) -> WebFile:
         """Called by FFmpeg for what a source names."""
@@ -167,7 +178,8 @@ class Sources:
         except error.FFmpegError as failure:
             if self._refusal is not None:
                 raise self._refusal from None
-            code = codes.INVALID_ARG if isinstance(failure, error.InvalidDataError) else codes.UNAVAILABLE
+            is_wrong = isinstance(failure, (error.InvalidDataError, error.ArgumentError))
+            code = codes.INVALID_ARG if is_wrong else codes.UNAVAILABLE
             raise Refusal("the source cannot be read: {}".format(failure.strerror), code) from None
         except OSError as failure:
             raise Refusal(
@@ -178,7 +190,8 @@ class Sources:
 class Source:
     """An open source. It is `live` if it goes on without its reader, has no end of its own, and may come back."""
 
-    def __init__(self, container: Any, stream: Any, live: bool, refusing: Any) -> None:
+    def __init__(self, container: Any, stream: Any, live: bool, refusing: Any, close: Callable[[], None]) -> None:
+        self.close = close
         self._container = container
         self._stream = stream
         self._refusing = refusing
@@ -187,9 +200,6 @@ class Source:
         context = stream.codec_context
         self.codec: str = context.name
         self.size = (int(context.width), int(context.height))
-
-    def close(self) -> None:
-        self._container.close()
 
     def frames(self, key_frames: bool, counts: Counts, watch: Callable[[], None]) -> Iterator[Decoded]:
         """The frames to the end of the source. Those that cannot be decoded, or are no key frames, are counted.
