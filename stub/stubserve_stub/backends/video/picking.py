@@ -16,6 +16,8 @@ from typing import Optional
 
 # Time stamps that go back, or on by more than this, are those of another clock
 _JUMP_S = 10.0
+# What time stamps are rounded by
+_ROUNDED_S = 0.0005
 # Reading that takes less than this has not waited
 _WAITED_S = 0.002
 
@@ -52,11 +54,10 @@ class Rate:
         if not self._interval:
             return True
         due = self._due
-        if due is None or not due - 2 * self._interval - _JUMP_S <= time_s <= due + _JUMP_S:
+        if due is None or not due - self._interval - _ROUNDED_S <= time_s <= due + _JUMP_S:
             self._due = time_s + self._interval
             return True
-        # Half a millisecond is what time stamps are rounded by.
-        if time_s < due - 0.0005:
+        if time_s < due - _ROUNDED_S:
             return False
         # The grid stays, so that the rate is met on average; after a gap it begins anew.
         self._due = due + self._interval if due + self._interval > time_s else time_s + self._interval

@@ -210,8 +210,8 @@ class Source:
         last: Optional[float] = None
         opened_at = time.monotonic()
         packets = self._container.demux()
+        start = opened_at
         while True:
-            start = time.monotonic()
             try:
                 with self._refusing():
                     packet = next(packets, None)
@@ -242,6 +242,7 @@ class Source:
                 else:
                     last = 0.0 if last is None else last + 1 / rate
                 yield Decoded(frame, last, read_at, read_at - start)
+            start = time.monotonic()
 
     def _decoded(self, packet: Any, counts: Counts) -> List[Any]:
         try:
