@@ -25,6 +25,7 @@ OTHERWISE = {
     "docs/examples.md": "tests/model_repository/test_examples.py",
     "docs/guides/gallery.md": "tests/documentation/test_gallery.py",
     "docs/guides/language-models.md": "tests/documentation/test_language_models.py",
+    "docs/guides/video.md": "tests/server/test_documented_video.py",
     "docs/developing.md": "tests/stub/backends/test_documented.py",
     "docs/deployment/ray-serve.md": "tests/deploy/test_ray_serve.py",
     "docs/deployment/several-servers.md": "tests/documentation/test_several_servers.py",

@@ -21,6 +21,7 @@ from stubserve_stub.backends.onnxruntime.file import CutOff, fields
 from stubserve_stub.backends.onnxruntime.session import find_file, options_of
 from stubserve_stub.backends.pytorch import file as torch_file
 from stubserve_stub.backends.pytorch import options as torch_options
+from stubserve_stub.backends.video import options as video_options
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.datatypes import BY_NAME
 
@@ -179,4 +180,5 @@ class FileCheck:
 FILE_CHECKS = {
     "onnxruntime": FileCheck("onnxruntime", "onnxruntime", onnx_options, onnx_problems),
     "pytorch": FileCheck("torch", "pytorch", torch_options.options_of, torch_problems),
+    "video": FileCheck("av", "video", video_options.validate, lambda config, version_dir: iter(())),
 }

@@ -150,6 +150,12 @@ class InferenceResponseSender:
         if self._closed:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
 
+    def _await_room(self) -> None:
+        """Waits as `send` would, for a backend that wants its response to be new when it is sent."""
+        with self._sending:
+            self._check_open()
+            self._await_credit()
+
     def _await_credit(self) -> None:
         if self._group_left <= 0 or self._group_bytes <= 0:
             assert self._credit is not None

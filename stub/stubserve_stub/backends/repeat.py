@@ -17,58 +17,24 @@ The `_check` functions compare the configuration with these tensors, in upstream
 
 from __future__ import annotations
 
-import json
-import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
-from stubserve_stub.api.constants import RESPONSE_COMPLETE_FINAL, ErrorCode
-from stubserve_stub.api.exceptions import TritonError, TritonModelException
+from stubserve_stub.api.constants import ErrorCode
+from stubserve_stub.api.exceptions import TritonError
 from stubserve_stub.api.logger import Logger
 from stubserve_stub.api.requests import InferenceRequest, get_input_tensor_by_name
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.loading import shape_text
-from stubserve_stub.backends.python.backend import PythonBackend
-from stubserve_stub.backends.python.model import Model
+from stubserve_stub.backends.python.streaming import Answers, StreamingBackend, StreamingModel, is_cancelled
 from stubserve_stub.runtime.failure import Refusal
 
-# A waiting thread looks so often whether its client has gone
-_LOOK_S = 0.1
 
-
-class _StreamingModel:
-    """A decoupled model that answers each request from a thread of its own."""
-
-    def initialize(self, arguments: Dict[str, str]) -> None:
-        self.config: Dict[str, Any] = json.loads(arguments["model_config"])
-        self.check()
-
-    def check(self) -> None:
-        """Raises Refusal for a configuration of another model."""
-        raise NotImplementedError
-
-    def answers(self, request: InferenceRequest) -> Callable[[InferenceResponseSender], None]:
-        """A function that sends all responses to a request but its end. A Refusal of it is the only response."""
-        raise NotImplementedError
-
-    def execute(self, requests: List[InferenceRequest]) -> None:
-        for request in requests:
-            sender = request.get_response_sender()
-            try:
-                answers = self.answers(request)
-            except Refusal as refusal:
-                error = TritonError(str(refusal), ErrorCode(refusal.code))
-                sender.send(InferenceResponse(error=error), RESPONSE_COMPLETE_FINAL)
-                continue
-            threading.Thread(target=_stream, args=(answers, sender), daemon=True).start()
-
-
-class _Repeat(_StreamingModel):
+class _Repeat(StreamingModel):
     def check(self) -> None:
         if int(self.config.get("max_batch_size", 0)):
             raise Refusal("repeat backend only supports models with max_batch_size == 0")
@@ -79,14 +45,14 @@ class _Repeat(_StreamingModel):
         _check_single(dims, "WAIT", "OUT", "IDX")
         _check_types(self.config, IN="INT32", DELAY="UINT32", WAIT="UINT32", OUT="INT32", IDX="UINT32")
 
-    def answers(self, request: InferenceRequest) -> Callable[[InferenceResponseSender], None]:
+    def answers(self, request: InferenceRequest) -> Answers:
         given, delay = _input(request, "IN"), _input(request, "DELAY")
         _check_alike(given.shape, delay.shape)
         elements, delays = given.copy(), delay.tolist()
 
         def send(sender: InferenceResponseSender) -> None:
             for index, milliseconds in enumerate(delays):
-                if _is_cancelled(sender, milliseconds / 1000):
+                if is_cancelled(sender, milliseconds / 1000):
                     return
                 outputs = [
                     Tensor("OUT", elements[index : index + 1]),
@@ -102,7 +68,7 @@ class _Repeat(_StreamingModel):
             time.sleep(int(_input(request, "WAIT").reshape(-1)[0]) / 1000)
 
 
-class _Square(_StreamingModel):
+class _Square(StreamingModel):
     def check(self) -> None:
         _check_single(_check_tensors(self.config, ("IN",), ("OUT",)), "IN", "OUT")
         _check_types(self.config, IN="INT32", OUT="INT32")
@@ -110,7 +76,7 @@ class _Square(_StreamingModel):
         self._output_s = self._parameter("CUSTOM_OUTPUT_DELAY_NS") / 1e9
         self._failing, self._empty = self._parameter("CUSTOM_FAIL_COUNT"), self._parameter("CUSTOM_EMPTY_COUNT")
 
-    def answers(self, request: InferenceRequest) -> Callable[[InferenceResponseSender], None]:
+    def answers(self, request: InferenceRequest) -> Answers:
         given = _input(request, "IN")
         if given.ndim == 2 and len(given) != 1:
             raise Refusal("unexpected shape for IN input", ErrorCode.INVALID_ARG)
@@ -122,11 +88,11 @@ class _Square(_StreamingModel):
 
         def send(sender: InferenceResponseSender) -> None:
             for index in range(number):
-                if _is_cancelled(sender, self._infer_s):
+                if is_cancelled(sender, self._infer_s):
                     return
                 if index + self._empty >= number:
                     continue
-                _is_cancelled(sender, self._output_s)
+                is_cancelled(sender, self._output_s)
                 failing = index + self._failing + self._empty >= number
                 error = TritonError("simulated failure", ErrorCode.UNKNOWN) if failing else None
                 sender.send(InferenceResponse([] if failing else [output], error))
@@ -140,23 +106,11 @@ class _Square(_StreamingModel):
         return int(text) if text.isdecimal() else 0
 
 
-class RepeatBackend(PythonBackend):
-    model_class: Any = _Repeat
-
-    def model_initialize(self, model: ModelFiles) -> None:
-        self._model = Model(self.model_class, __file__)
-        self.methods = ("execute",)
-
-    def instance_initialize(self, instance: InstanceSetup) -> None:
-        if not instance.decoupled:
-            raise Refusal(
-                "model instance '{}' answers with any number of responses, which config.pbtxt has to say: "
-                "`model_transaction_policy {{ decoupled: true }}`".format(instance.name)
-            )
-        super().instance_initialize(instance)
+class RepeatBackend(StreamingBackend):
+    model_class = _Repeat
 
 
-class SquareBackend(RepeatBackend):
+class SquareBackend(StreamingBackend):
     model_class = _Square
 
 
@@ -164,25 +118,6 @@ def _input(request: InferenceRequest, name: str) -> np.ndarray:
     tensor: Optional[Tensor] = get_input_tensor_by_name(request, name)
     assert tensor is not None, "the server asks for all inputs"
     return tensor.as_numpy()
-
-
-def _stream(answers: Callable[[InferenceResponseSender], None], sender: InferenceResponseSender) -> None:
-    try:
-        answers(sender)
-        sender.send(flags=RESPONSE_COMPLETE_FINAL)
-    except TritonModelException:
-        pass  # the whole batch has been answered with an error
-
-
-def _is_cancelled(sender: InferenceResponseSender, seconds: float) -> bool:
-    """Sleeps, but not for long once the client has gone; whether it has."""
-    end = time.monotonic() + seconds
-    while not sender.is_cancelled():
-        left = end - time.monotonic()
-        if left <= 0:
-            return False
-        time.sleep(min(left, _LOOK_S))
-    return True
 
 
 def _check_tensors(config: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str]) -> Dict[str, List[int]]:

@@ -1,0 +1,1 @@
+"""The video backend: opens a source, decodes it, and streams the frames that are wanted, by PyAV."""

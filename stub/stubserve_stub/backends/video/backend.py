@@ -1,0 +1,97 @@
+"""The video backend: one request follows one source, and each response has a frame of it.
+
+Several streams run in one instance, each on a thread of its own: decoding and scaling do not hold Python's lock. When
+an instance has as many streams as it may, it takes no further request until one has ended. So further requests go to
+the model's other instances, and wait in its queue when these are full, too.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from typing import Any, Dict, List
+
+from stubserve_stub.api.requests import InferenceRequest, get_input_tensor_by_name
+from stubserve_stub.api.sender import InferenceResponseSender
+from stubserve_stub.backends.base import InstanceSetup, ModelFiles
+from stubserve_stub.backends.loading import import_package, refuse_gpu
+from stubserve_stub.backends.python.streaming import Answers, StreamingBackend, StreamingModel
+from stubserve_stub.backends.video.options import SOURCE, VIDEO, complete, options_of, threads_of, validate
+from stubserve_stub.backends.video.stream import Stream
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire import codes
+
+
+class _Video(StreamingModel):
+    def initialize(self, arguments: Dict[str, str]) -> None:
+        super().initialize(arguments)
+        self._options = options_of(self.config)
+        self._threads = threads_of(self._options, os.environ)
+        # A relative folder is one of the model's.
+        files = self._options.files
+        self._files = os.path.join(arguments["model_repository"], files) if files else ""
+        self._streams = 0
+        self._ended = threading.Condition()
+
+    def check(self) -> None:
+        validate(self.config)
+
+    def execute(self, requests: List[InferenceRequest]) -> None:
+        super().execute(requests)
+        with self._ended:
+            self._ended.wait_for(lambda: self._streams < self._options.streams)
+
+    def answers(self, request: InferenceRequest) -> Answers:
+        given = _given(request)
+
+        def follow(sender: InferenceResponseSender) -> None:
+            Stream(self._options, self._files, self._threads, request, sender).follow(given)
+
+        with self._ended:
+            self._streams += 1
+        return follow
+
+    def stream(self, answers: Answers, sender: InferenceResponseSender) -> None:
+        try:
+            super().stream(answers, sender)
+        finally:
+            with self._ended:
+                self._streams -= 1
+                self._ended.notify_all()
+
+
+def _given(request: InferenceRequest) -> Any:
+    """The address, or the bytes, of a request. Raises Refusal."""
+    source, video = (get_input_tensor_by_name(request, name) for name in (SOURCE, VIDEO))
+    if (source is None) == (video is None):
+        raise Refusal("a request has either SOURCE, an address, or VIDEO, the bytes of a file", codes.INVALID_ARG)
+    if video is not None:
+        return io.BytesIO(video.as_numpy().data)
+    assert source is not None
+    text = source.as_numpy().reshape(-1)
+    try:
+        (address,) = text
+        return address.decode()
+    except ValueError:  # UnicodeDecodeError is one
+        raise Refusal("SOURCE is one address, as UTF-8", codes.INVALID_ARG) from None
+
+
+class VideoBackend(StreamingBackend):
+    model_class = _Video
+    completes_config = True
+
+    def model_initialize(self, model: ModelFiles) -> None:
+        super().model_initialize(model)
+        # What FFmpeg remarks about broken frames would fill the log.
+        import_package("av", "video").logging.set_level(None)
+
+    def complete_config(self, model: str, config_json: str) -> str:
+        config = json.loads(config_json)
+        complete(config)
+        return json.dumps(config)
+
+    def instance_initialize(self, instance: InstanceSetup) -> None:
+        refuse_gpu(instance, "video")
+        super().instance_initialize(instance)

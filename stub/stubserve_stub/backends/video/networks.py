@@ -1,0 +1,94 @@
+"""To which machines a source's address may lead.
+
+An address is a request that a client has the server make, perhaps to a machine that only the server can reach. So the
+decision is made about the number that is connected to, and not about the name: a name is resolved once, each number is
+looked at, and the connection goes to a number that is allowed. A name that resolves to something else the next time, a
+redirect, and an unusual way to write a number all pass through here, and none gets around it.
+
+An IPv6 address that has an IPv4 address inside (mapped, 6to4, NAT64) is allowed if that one is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Dict, List, Union
+
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire import codes
+
+_Ip = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
+_Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
+
+_NAMED: Dict[str, List[str]] = {
+    "public": [],
+    "private": ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"],
+    "loopback": ["127.0.0.0/8", "::1/128"],
+}
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class Networks:
+    """`text` has words of `_NAMED` and networks such as 10.1.0.0/16, with blanks or commas between them.
+
+    Raises Refusal for other words; `called` is the parameter's name in errors.
+    """
+
+    def __init__(self, text: str, called: str) -> None:
+        self._text = text
+        self._called = called
+        self._networks: List[_Network] = []
+        words = text.replace(",", " ").split()
+        self._public = "public" in words
+        for word in words:
+            for network in _NAMED.get(word, [word]):
+                try:
+                    self._networks.append(ipaddress.ip_network(network))
+                except ValueError:
+                    raise Refusal(
+                        "{} has networks such as 192.168.7.0/24, and the words {}; got '{}'".format(
+                            called, ", ".join(_NAMED), word
+                        )
+                    ) from None
+
+    def allow(self, number: str) -> bool:
+        """Whether an IP address, as text, may be connected to."""
+        ip = _innermost(ipaddress.ip_address(number.partition("%")[0]))
+        if self._public and ip.is_global and not ip.is_multicast:
+            return True
+        return any(ip in network for network in self._networks)
+
+    def resolve(self, host: str, port: int) -> List[str]:
+        """The IP addresses of a host that may be connected to, as text. Raises Refusal if there is none."""
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise Refusal("the name '{}' cannot be resolved: {}".format(host, error), codes.UNAVAILABLE) from None
+        allowed = [address[0] for _, _, _, _, address in found if self.allow(str(address[0]))]
+        if not allowed:
+            raise Refusal(
+                "'{}' is in none of the networks that sources may be in: the {} is '{}'".format(
+                    host, self._called, self._text
+                ),
+                codes.INVALID_ARG,
+            )
+        return [str(number) for number in dict.fromkeys(allowed)]
+
+    def connect(self, host: str, port: int, timeout_s: float) -> socket.socket:
+        """A connection to one of the host's addresses. Raises Refusal, and OSError of the last address tried."""
+        addresses = self.resolve(host, port)
+        for number in addresses[:-1]:
+            try:
+                return socket.create_connection((number, port), timeout_s)
+            except OSError:
+                continue
+        return socket.create_connection((addresses[-1], port), timeout_s)
+
+
+def _innermost(ip: _Ip) -> _Ip:
+    if not isinstance(ip, ipaddress.IPv6Address):
+        return ip
+    inner = ip.ipv4_mapped or ip.sixtofour
+    if inner is None and ip in _NAT64:
+        inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    return ip if inner is None else inner

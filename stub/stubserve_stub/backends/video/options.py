@@ -1,0 +1,216 @@
+"""What a configuration says to the video backend: its parameters, its inputs and outputs.
+
+The server checks a configuration with this module as well, so nothing here imports PyAV.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple
+
+from stubserve_stub.backends.loading import Parameters, TensorInfo, compare
+from stubserve_stub.backends.video.networks import Networks
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire.datatypes import BY_NAME
+
+SOURCE, VIDEO = "SOURCE", "VIDEO"
+FRAME, TIME, RECEIVED, NUMBER, GAP, FIT, EVENT = OUTPUTS = (
+    "FRAME", "TIME", "RECEIVED", "NUMBER", "GAP", "FIT", "EVENT"
+)  # fmt: skip
+
+_DEFAULTS = {
+    "rate": "0",
+    "motion": "0",
+    "max_age_ms": "1000",
+    "stall_ms": "10000",
+    "reconnect_ms": "60000",
+    "streams": "4",
+    "max_pixels": str(4096 * 2304),
+    "networks": "public",
+    "model_input": "FRAME",
+}
+_CHOICES = {
+    "layout": ("NHWC", "NCHW"),
+    "color": ("RGB", "BGR"),
+    "type": ("UINT8", "FP32"),
+    "rtsp": ("", "tcp", "udp"),
+}
+_OTHERS = ("key_frames", "width", "height", "letterbox", "threads", "files", "model", "model_batched")
+NAMES = frozenset((*_DEFAULTS, *_CHOICES, *_OTHERS))
+
+
+class Options(NamedTuple):
+    """The parameters of one model. 0 stands for no limit, and for the source's own size."""
+
+    # Frames a second, all for 0; the least share of a picture that has to have changed, in percent
+    rate: float
+    key_frames: bool
+    motion: float
+    # The picture
+    width: int
+    height: int
+    letterbox: bool
+    layout: str
+    color: str
+    type: str
+    # A live source
+    max_age_s: float
+    stall_s: float
+    reconnect_s: float
+    # Limits. `threads` are those of one stream's decoder.
+    streams: int
+    threads: int
+    max_pixels: int
+    # What an address may be. `files` is a folder, `rtsp` the transport; where they are empty there is neither.
+    networks: Networks
+    files: str
+    rtsp: str
+    # The model that gets each frame, empty for none; its input, and whether that has a dimension for the batch
+    model: str
+    model_input: str
+    model_batched: bool
+
+
+def options_of(config: Mapping[str, Any]) -> Options:
+    """Raises Refusal for parameters that mean nothing."""
+    given = Parameters("video", config, {})
+    for name in config.get("parameters", {}):
+        # Those of the server are in capitals.
+        if name.islower() and name not in NAMES:
+            raise Refusal(
+                "{} is none of the video backend, which has {}".format(given.called(name), ", ".join(sorted(NAMES)))
+            )
+    options = Options(
+        rate=_decimal(given, "rate"),
+        key_frames=bool(given.boolean("key_frames")),
+        motion=_decimal(given, "motion"),
+        width=given.integer("width"),
+        height=given.integer("height"),
+        letterbox=bool(given.boolean("letterbox")),
+        layout=_choice(given, "layout"),
+        color=_choice(given, "color"),
+        type=_choice(given, "type"),
+        max_age_s=_decimal(given, "max_age_ms") / 1000,
+        stall_s=_decimal(given, "stall_ms") / 1000,
+        reconnect_s=_decimal(given, "reconnect_ms") / 1000,
+        streams=_number(given, "streams"),
+        threads=given.integer("threads"),
+        max_pixels=_number(given, "max_pixels"),
+        networks=Networks(given.text("networks") or _DEFAULTS["networks"], given.called("networks")),
+        files=given.text("files"),
+        rtsp=_choice(given, "rtsp"),
+        model=given.text("model"),
+        model_input=given.text("model_input") or _DEFAULTS["model_input"],
+        model_batched=bool(given.boolean("model_batched")),
+    )
+    for name in ("streams", "max_pixels", "stall_ms"):
+        if not getattr(options, name.replace("_ms", "_s")):
+            raise Refusal("{} must be more than 0".format(given.called(name)))
+    if options.letterbox and not (options.width and options.height):
+        raise Refusal("{} needs 'width' and 'height' besides".format(given.called("letterbox")))
+    if options.width * options.height > options.max_pixels:
+        raise Refusal(
+            "{}: a picture of {}x{} has more pixels than 'max_pixels' allows, which is {}".format(
+                given.called("width"), options.width, options.height, options.max_pixels
+            )
+        )
+    return options
+
+
+def threads_of(options: Options, environ: Mapping[str, str]) -> int:
+    """The threads of each decoder: those of the configuration, or an equal part of the instance's cores."""
+    if options.threads:
+        return options.threads
+    share = environ.get("OMP_NUM_THREADS", "")
+    cores = int(share) if share.isdecimal() else len(os.sched_getaffinity(0))
+    return max(cores // options.streams, 1)
+
+
+def inputs_of() -> List[Dict[str, Any]]:
+    return [
+        {"name": SOURCE, "data_type": "TYPE_STRING", "dims": [1], "optional": True},
+        {"name": VIDEO, "data_type": "TYPE_UINT8", "dims": [-1], "optional": True},
+    ]
+
+
+def outputs_of(options: Options) -> List[Dict[str, Any]]:
+    height, width = options.height or -1, options.width or -1
+    kinds = {
+        FRAME: (options.type, [3, height, width] if options.layout == "NCHW" else [height, width, 3]),
+        TIME: ("FP64", [1]),
+        RECEIVED: ("INT64", [1]),
+        NUMBER: ("INT64", [1]),
+        GAP: ("INT64", [4]),
+        FIT: ("FP32", [4]),
+        EVENT: ("BYTES", [2]),
+    }
+    return [
+        {"name": name, "data_type": BY_NAME[datatype].config_name, "dims": dims}
+        for name, (datatype, dims) in kinds.items()
+    ]
+
+
+def complete(config: Dict[str, Any]) -> None:
+    """Fills in inputs, outputs and the decoupled policy where the configuration has none. Raises Refusal.
+
+    Where frames go to another model, the configuration has that model's outputs, and ours are added.
+    """
+    options = options_of(config)
+    config["input"] = config.get("input") or inputs_of()
+    outputs = config.get("output") or []
+    named = {output["name"] for output in outputs}
+    if options.model:
+        outputs += [output for output in outputs_of(options) if output["name"] not in {FRAME, *named}]
+    config["output"] = outputs or outputs_of(options)
+    config.setdefault("model_transaction_policy", {}).setdefault("decoupled", True)
+
+
+def validate(config: Mapping[str, Any]) -> None:
+    """Raises Refusal for parameters, inputs and outputs that are not the backend's."""
+    if config.get("max_batch_size"):
+        raise Refusal(
+            "model '{}': the video backend answers each request by a stream of its own: max_batch_size must be 0, "
+            "got {}".format(config["name"], config["max_batch_size"])
+        )
+    options = options_of(config)
+    known = {"input": inputs_of(), "output": outputs_of(options)}
+    for what, tensors in known.items():
+        infos = {one["name"]: TensorInfo(one["name"], _number_of(one["data_type"]), one["dims"]) for one in tensors}
+        for tensor in config.get(what, ()):
+            info = infos.get(tensor["name"])
+            if info is None:
+                if options.model and what == "output":
+                    continue  # one of the other model's
+                raise Refusal(
+                    "model '{}': the video backend has no {} '{}', it has {}".format(
+                        config["name"], what, tensor["name"], ", ".join(infos)
+                    )
+                )
+            compare(config, what, tensor, info)
+
+
+def _number_of(config_name: str) -> int:
+    return next(kind.number for kind in BY_NAME.values() if kind.config_name == config_name)
+
+
+def _number(given: Parameters, name: str) -> int:
+    return given.integer(name) if given.text(name) else int(_DEFAULTS[name])
+
+
+def _decimal(given: Parameters, name: str) -> float:
+    text = given.text(name) or _DEFAULTS[name]
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise Refusal("{} must be a number from 0 on, got '{}'".format(given.called(name), text))
+    return number
+
+
+def _choice(given: Parameters, name: str) -> str:
+    choices = _CHOICES[name]
+    text = given.text(name) or choices[0]
+    if text not in choices:
+        raise Refusal("{} must be {}, got '{}'".format(given.called(name), " or ".join(filter(None, choices)), text))
+    return text

@@ -1,0 +1,84 @@
+"""A decoded frame as the tensor that a model wants, and the small grey picture that shows whether something moves."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+import numpy as np
+
+from stubserve_stub.backends.loading import import_package
+from stubserve_stub.backends.video.options import Options
+from stubserve_stub.runtime.failure import Refusal
+
+# The colour of the bars beside a letterboxed picture: what detectors are trained with
+_BARS = 114
+_SMALL = (64, 36)
+# A pixel of the small picture has changed if it differs by more, of 255
+_CHANGED = 15
+
+
+class Pictures:
+    """Makes the tensors of one stream."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        # Each keeps the tables of one kind of picture.
+        reformatter = import_package("av.video.reformatter", "video").VideoReformatter
+        self._scaler, self._shrinker = reformatter(), reformatter()
+        self._format = "bgr24" if options.color == "BGR" else "rgb24"
+        self._before: Optional[np.ndarray] = None
+        self._now: Optional[np.ndarray] = None
+
+    def tensor(self, frame: Any) -> Tuple[np.ndarray, np.ndarray]:
+        """The picture, and FIT: x and y of the source are (x - FIT[2]) / FIT[0] and (y - FIT[3]) / FIT[1]."""
+        options = self._options
+        width, height, left, top = self._place(frame.width, frame.height)
+        scaled = self._scaler.reformat(frame, width, height, self._format, interpolation="BILINEAR")
+        picture: np.ndarray = scaled.to_ndarray()
+        if options.letterbox:
+            whole = np.full((options.height, options.width, 3), _BARS, np.uint8)
+            whole[top : top + height, left : left + width] = picture
+            picture = whole
+        if options.layout == "NCHW":
+            picture = np.ascontiguousarray(picture.transpose(2, 0, 1))
+        if options.type == "FP32":
+            picture = picture * np.float32(1 / 255)
+        fit = np.array([width / frame.width, height / frame.height, left, top], np.float32)
+        return picture, fit
+
+    def _place(self, source_width: int, source_height: int) -> Tuple[int, int, int, int]:
+        """Width, height, left and top of the source's picture within the tensor's."""
+        width, height = self._options.width, self._options.height
+        if not (width and height):
+            # One side alone keeps the proportions.
+            scale = width / source_width if width else height / source_height if height else 1.0
+            width, height = max(round(source_width * scale), 1), max(round(source_height * scale), 1)
+            if width * height > self._options.max_pixels:
+                raise Refusal(
+                    "a frame of {}x{} would become a picture of {}x{}, which is more pixels than the {} of the "
+                    "parameter 'max_pixels'".format(
+                        source_width, source_height, width, height, self._options.max_pixels
+                    )
+                )
+            return width, height, 0, 0
+        if not self._options.letterbox:
+            return width, height, 0, 0
+        scale = min(width / source_width, height / source_height)
+        inner_width, inner_height = max(round(source_width * scale), 1), max(round(source_height * scale), 1)
+        return inner_width, inner_height, (width - inner_width) // 2, (height - inner_height) // 2
+
+    def moves(self, frame: Any) -> bool:
+        """Whether enough of the frame differs from the last one that was `seen`."""
+        if not self._options.motion:
+            return True
+        width, height = _SMALL
+        small = self._shrinker.reformat(frame, width, height, "gray", interpolation="AREA")
+        self._now = small.to_ndarray().astype(np.int16)
+        if self._before is None:
+            return True
+        changed = np.count_nonzero(np.abs(self._now - self._before) > _CHANGED)
+        return bool(100 * changed >= self._options.motion * self._now.size)
+
+    def seen(self) -> None:
+        """The frame of the last `moves` is what later ones are compared with."""
+        self._before = self._now

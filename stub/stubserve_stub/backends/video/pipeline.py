@@ -1,0 +1,68 @@
+"""The model that gets each frame of a stream, and whose outputs are streamed in the place of the frame.
+
+A model that has never answered is the wrong one. One that has answered may die, be reloaded, or be too busy: then only
+the frames of that time are lost.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import List
+
+import numpy as np
+
+from stubserve_stub.api.constants import REQUEST_FLAG_SEQUENCE_START
+from stubserve_stub.api.requests import InferenceRequest
+from stubserve_stub.api.tensors import Tensor
+from stubserve_stub.backends.video.options import Options
+from stubserve_stub.runtime.failure import Refusal
+
+
+class Pipeline:
+    """The calls of one stream. `wanted` are the outputs that the model is asked for.
+
+    A request with a correlation id makes the stream a sequence of that id, which starts with its first frame.
+    """
+
+    def __init__(self, options: Options, wanted: List[str], request: InferenceRequest) -> None:
+        self._options = options
+        self._wanted = wanted
+        self._id = request.request_id()
+        self._trace = request.trace()
+        self._sequence = request.correlation_id()
+        self._answered_at = float("-inf")
+        self._flags = REQUEST_FLAG_SEQUENCE_START if self._sequence else 0
+
+    def answers(self, picture: np.ndarray) -> List[List[Tensor]]:
+        """The outputs of each response of the model. Raises Refusal if it fails."""
+        options = self._options
+        call = InferenceRequest(
+            request_id=self._id,
+            correlation_id=self._sequence,
+            inputs=[Tensor(options.model_input, picture[np.newaxis] if options.model_batched else picture)],
+            requested_output_names=self._wanted,
+            model_name=options.model,
+            flags=self._flags,
+            trace=self._trace,
+        )
+        found = []
+        for response in call.exec(decoupled=True):
+            error = response.error()
+            if error is not None:
+                raise Refusal("model '{}': {}".format(options.model, error.message()), int(error.code()))
+            self._flags, self._answered_at = 0, time.monotonic()
+            tensors = response.output_tensors()
+            if tensors:
+                found.append([self._single(tensor) for tensor in tensors])
+        return found
+
+    @property
+    def may_recover(self) -> bool:
+        """Whether a later frame may fare better than one for which it has failed."""
+        return time.monotonic() - self._answered_at < self._options.reconnect_s
+
+    def _single(self, tensor: Tensor) -> Tensor:
+        """An output without the dimension of the batch."""
+        if not self._options.model_batched:
+            return tensor
+        return Tensor(tensor.name(), tensor.as_numpy().reshape(tensor.shape()[1:]))

@@ -1,0 +1,33 @@
+"""What docs/guides/video.md shows is what happens. Needs PyAV."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from stubserve_stub.backends.video.options import NAMES, options_of, outputs_of
+
+from tests.documentation.pages import DOCS, blocks
+from tests.documentation.reader import Reader
+
+PAGE = (DOCS / "guides" / "video.md").read_text()
+
+
+@pytest.mark.long
+def test_a_reader_gets_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av")
+    monkeypatch.chdir(tmp_path)
+    reader = Reader(tmp_path)
+    try:
+        for block in blocks(PAGE):
+            reader.follow(block)
+    finally:
+        reader.close()
+
+
+def test_all_parameters_and_outputs_are_described() -> None:
+    rows = re.findall(r"^\| (`.*?) (?:\(|\|)", PAGE, re.MULTILINE)
+    described = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    outputs = {output["name"] for output in outputs_of(options_of({}))}
+    assert described == NAMES | outputs | {"SOURCE", "VIDEO"}
