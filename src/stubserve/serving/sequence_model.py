@@ -3,7 +3,8 @@
 When a model is loaded again, its sequences would be lost with the instances that hold their states. So the new model
 takes over from the old one. It passes on requests of sequences that run there, until the last of these has ended or has
 been idle for too long; only then the old instances go. New sequences begin on the new ones. That needs equal inputs and
-outputs: with others the old model is replaced at once, and its sequences have to begin again.
+outputs: with others the old model is replaced at once, and its sequences have to begin again. Where the server keeps
+the states of sequences, a sequence moves to the new model with its next request.
 
 If only its instances change, leaving instances keep their sequences to the end of each, and get no new ones; the others
 are not disturbed.
@@ -20,6 +21,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from stubserve.inference.request import SEQUENCE_START, Request
+from stubserve.inference.tensor import Tensor
 from stubserve.instances.instance import Instance
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.rate_limiter import RateLimiter
@@ -75,8 +77,21 @@ class SequenceModel(InstanceModel):
         options = request.options
         if options.flags & SEQUENCE_START or self._sequences.holds(options.correlation_id) or not former.holds(request):
             return False
+        if self._sequences.states is not None:
+            states = former.part_with(options.correlation_id)
+            if states is not None:
+                self._sequences.states.adopt(options.correlation_id, states)
+                return False
         former.submit(request)
         return True
+
+    def part_with(self, sequence: int | str) -> Sequence[Tensor] | None:
+        """The states of a sequence that goes on in another model; None if it has to stay (`SequenceBatcher`)."""
+        states = self._sequences.part_with(sequence)
+        if states is None:
+            return None if self._former is None else self._former.part_with(sequence)
+        self._poll_soon()
+        return states
 
     def cancel(self, request: Request) -> None:
         super().cancel(request)

@@ -21,6 +21,9 @@ IN_ENVIRONMENTS = frozenset({PYTHON, "onnxruntime", "pytorch"})
 # Those for which `runtime: "model.py"` means something: in Triton they have a model.py beside the library
 WITH_PYTHON_RUNTIME = frozenset({"pytorch"})
 
+# Those whose implicit states the server keeps, and gives with each request: they outlive the stub
+STATES_WITH_SERVER = frozenset({"tracking"})
+
 
 def find(name: str) -> Any:
     module, backend = BUILT_IN[name]

@@ -1,0 +1,117 @@
+"""Implicit states that the server keeps itself, for backends whose sequences outlive their instances.
+
+Elsewhere the stubs keep the states (`stubserve_stub.runtime.states`). That costs the parent nothing, but a state is
+gone with its stub. Here a state comes with a response, as an output that no client sees, and goes out with the
+sequence's next request, as an input. Whichever instance gets that request can go on.
+
+- A request that fails, or is lost with its instance, leaves the states as they were.
+- The first request of a sequence (START) gets none: its backend begins anew.
+- After END nothing is kept.
+
+States are copied into the parent's own memory, so a dead stub's segment is free at once. Two copies a request cost some
+microseconds up to 32 KiB. The backend bounds the size of a state, and the slots of its scheduler bound how many
+sequences there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, Response
+from stubserve.inference.tensor import Tensor, drop_blocks
+from stubserve.inference.work import Instance
+from stubserve.schedulers.sequence.active import ActiveSequences
+from stubserve.schedulers.sequence.backlog import Backlog, Waiting
+from stubserve.schedulers.sequence.slots import SequenceId, SequenceSlot
+
+
+class SequenceStates:
+    """The states of one model's sequences, by the number of each. No state is among the outputs of `config`."""
+
+    def __init__(self, config: Any, active: ActiveSequences, backlog: Backlog) -> None:
+        self._active = active
+        self._backlog = backlog
+        # By the name of the output: the input that it becomes
+        self._inputs: dict[str, str] = {state.output_name: state.input_name for state in config.sequence_batching.state}
+        self._kept: dict[int, Sequence[Tensor]] = {}
+        # Requests that execute: their sequence and their instance
+        self._given: dict[Request, tuple[int, Instance]] = {}
+
+    def give(self, request: Request, number: int, instance: Instance) -> Sequence[Tensor]:
+        """The states for a request that an instance is about to execute."""
+        self._given[request] = (number, instance)
+        if request.options.flags & SEQUENCE_START:
+            self._kept.pop(number, None)
+        return self._kept.get(number, ())
+
+    def take(self, request: Request, response: Response) -> None:
+        """Takes the new states out of the answer to a request."""
+        given = self._given.get(request)
+        if given is None:
+            return
+        shown: list[Tensor] = []
+        new: list[Tensor] = []
+        for tensor in response.outputs:
+            name = self._inputs.get(tensor.name)
+            if name is None:
+                shown.append(tensor)
+            else:
+                new.append(Tensor(name, tensor.datatype, tensor.shape, bytes(tensor.buffer)))
+                drop_blocks((tensor,))
+        response.outputs = shown
+        if new and response.error is None:
+            self._kept[given[0]] = new
+        self.done((request,))
+
+    def done(self, requests: Iterable[Request]) -> None:
+        """These requests have been executed, well or not."""
+        for request in requests:
+            given = self._given.pop(request, None)
+            if given is not None and request.options.flags & SEQUENCE_END:
+                self._kept.pop(given[0], None)
+
+    def move(
+        self,
+        instance: Instance,
+        slots: Iterable[SequenceSlot],
+        queued: Iterable[tuple[Request, SequenceId, int]],
+    ) -> None:
+        """An instance is gone, with its slots: their sequences wait for others, with the requests that were queued.
+
+        With each request its sequence, by id and number. What the instance executed will not be answered.
+        """
+        self.done([request for request, (_, where) in self._given.items() if where == instance])
+        moved: dict[int, tuple[Waiting, list[Request]]] = {}
+        for slot in slots:
+            if slot.over:
+                continue
+            moved[slot.number] = (Waiting(slot.sequence, slot.number), [])
+            self._active.end(slot)
+        for request, sequence, number in queued:
+            moved.setdefault(number, (Waiting(sequence, number, complete=True), []))[1].append(request)
+        for slot in slots:
+            if slot.number not in moved:
+                self.drop(slot.number)
+        for waiting, requests in moved.values():
+            self._backlog.add_moved(waiting, requests)
+
+    def adopt(self, sequence: SequenceId, states: Sequence[Tensor]) -> None:
+        """A sequence goes on from these states."""
+        number = self._active.new_number()
+        self._kept[number] = states
+        self._backlog.add_moved(Waiting(sequence, number))
+
+    def emptied(self, waiting: Waiting) -> None:
+        """The requests of a sequence in the backlog have been answered. If it has states, it waits for the next one."""
+        if waiting.number and not waiting.complete:
+            self._backlog.add_moved(Waiting(waiting.sequence, waiting.number))
+        else:
+            self.drop(waiting.number)
+
+    def drop(self, number: int) -> Sequence[Tensor]:
+        """A sequence is over here; returns its states."""
+        return self._kept.pop(number, ())
+
+    def __len__(self) -> int:
+        return len(self._kept)
