@@ -23,6 +23,7 @@ from typing import Any
 from stubserve.inference.request import SEQUENCE_START, Request
 from stubserve.inference.tensor import Tensor
 from stubserve.instances.instance import Instance
+from stubserve.memory.heap_account import HeapAccount
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
@@ -134,6 +135,11 @@ class SequenceModel(InstanceModel):
             self._quiet.clear()
             await self._quiet.wait()
 
+    async def stop(self, timeout_s: float) -> None:
+        await super().stop(timeout_s)
+        if self._sequences.states is not None:
+            self._sequences.states.close()
+
     def let_go(self) -> None:
         """Ends the passing on."""
         if self._former is not None:
@@ -149,12 +155,15 @@ def instance_model(
     limiter: RateLimiter | None = None,
     max_queue_size: int = 0,
     restart_wait_s: float = 0.0,
+    heap: HeapAccount | None = None,
 ) -> InstanceModel:
     """The kind of model that a completed and validated configuration asks for. Raises ServeError UNSUPPORTED.
 
-    `max_queue_size` is the server's own limit, as `create_scheduler` has it.
+    `max_queue_size` is the server's own limit, as `create_scheduler` has it. `heap` counts states of sequences.
     """
     scheduler = create_scheduler(config, max_queue_size)
     if isinstance(scheduler, SequenceBatcher):
+        if scheduler.states is not None:
+            scheduler.states.heap = heap
         return SequenceModel(name, version, config, scheduler, limiter=limiter, restart_wait_s=restart_wait_s)
     return InstanceModel(name, version, config, scheduler, limiter=limiter, restart_wait_s=restart_wait_s)

@@ -10,10 +10,11 @@ import random
 
 import pytest
 
-from stubserve.errors import ServeError, internal
+from stubserve.errors import ServeError, internal, unavailable
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.work import Work
+from stubserve.memory.heap_account import HeapAccount
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
 
@@ -38,6 +39,7 @@ class Counting:
         self.sent: list[Request] = []
         self.seen: list[tuple[str, int | None]] = []
         self.failed: list[str] = []
+        self.responses: list[Response] = []
         self.running: dict[str, Work] = {}
         self.up: set[str] = set()
         for instance in instances:
@@ -74,6 +76,7 @@ class Counting:
             else:
                 new = ((state or 0) + 1).to_bytes(4, "little")
                 response = Response([Tensor("OUT", INT32, [1], bytes(4)), Tensor("T", INT32, [1], new)])
+            self.responses.append(response)
             self.scheduler.response_complete(request, response)
             assert [tensor.name for tensor in response.outputs] == ([] if response.error else ["OUT"])
         self.scheduler.work_done(instance, work)
@@ -239,6 +242,49 @@ def test_another_scheduler_goes_on(strategy: str) -> None:
     old.run()
     assert new.seen == [("1b", 1)]
     assert (old.kept, new.kept, old.scheduler.sequences, new.scheduler.sequences) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_states_count_as_memory(strategy: str) -> None:
+    """A request whose new state finds no room fails, and leaves the old one."""
+    counting = Counting(strategy, "i")
+    states = counting.scheduler.states
+    assert states is not None
+    ledger = Ledger(most=8)
+    states.heap = HeapAccount(ledger)
+    for sequence in (1, 2, 3):
+        counting.send(f"{sequence}a", sequence, "start")
+        counting.run()
+    assert ledger.taken == 8
+    assert [response.error is None for response in counting.responses] == [True, True, False]
+    assert counting.responses[-1].outputs == []
+    counting.send("1b", 1, "start")
+    counting.send("2b", 2, "end")
+    counting.run()
+    assert ledger.taken == 4
+    assert counting.scheduler.part_with(1)
+    assert ledger.taken == 4
+    counting.send("3b", 3)
+    counting.run()
+    assert ledger.taken == 8
+    states.close()
+    assert ledger.taken == 4
+
+
+class Ledger:
+    """Has room for `most` bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.taken = 0
+
+    def commit(self, nbytes: int) -> None:
+        if self.taken + nbytes > self._most:
+            raise unavailable("no room")
+        self.taken += nbytes
+
+    def uncommit(self, nbytes: int) -> None:
+        self.taken -= nbytes
 
 
 @pytest.mark.parametrize("seed", range(60))

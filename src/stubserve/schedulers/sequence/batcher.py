@@ -208,7 +208,7 @@ class SequenceBatcher(Strategy):
         slot = self._active.slot_of(sequence)
         if slot is None or self.states is None or slot.queue or not self._at_rest(slot):
             return None
-        states = self.states.drop(slot.number)
+        states = self.states.part_with(slot.number)
         self._end(slot)
         return states
 

@@ -9,8 +9,8 @@ sequence's next request, as an input. Whichever instance gets that request can g
 - After END nothing is kept.
 
 States are copied into the parent's own memory, so a dead stub's segment is free at once. Two copies a request cost some
-microseconds up to 32 KiB. The backend bounds the size of a state, and the slots of its scheduler bound how many
-sequences there are.
+microseconds up to 32 KiB. The bytes count against the server's limit; where there is no room for a larger state, its
+request fails. So a client can begin many sequences, but not fill the machine with them.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from stubserve.errors import ServeError
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Instance
+from stubserve.memory.heap_account import HeapAccount
 from stubserve.schedulers.sequence.active import ActiveSequences
 from stubserve.schedulers.sequence.backlog import Backlog, Waiting
 from stubserve.schedulers.sequence.slots import SequenceId, SequenceSlot
 
 
 class SequenceStates:
-    """The states of one model's sequences, by the number of each. No state is among the outputs of `config`."""
+    """The states of one model's sequences, by the number of each. No state is among the outputs of `config`.
+
+    `heap` counts the bytes, if it is set.
+    """
 
     def __init__(self, config: Any, active: ActiveSequences, backlog: Backlog) -> None:
+        self.heap: HeapAccount | None = None
         self._active = active
         self._backlog = backlog
         # By the name of the output: the input that it becomes
@@ -42,7 +48,7 @@ class SequenceStates:
         """The states for a request that an instance is about to execute."""
         self._given[request] = (number, instance)
         if request.options.flags & SEQUENCE_START:
-            self._kept.pop(number, None)
+            self.drop(number)
         return self._kept.get(number, ())
 
     def take(self, request: Request, response: Response) -> None:
@@ -61,15 +67,29 @@ class SequenceStates:
                 drop_blocks((tensor,))
         response.outputs = shown
         if new and response.error is None:
-            self._kept[given[0]] = new
+            try:
+                self._keep(given[0], new)
+            except ServeError as full:
+                drop_blocks(shown)
+                response.outputs = []
+                response.error = full
         self.done((request,))
+
+    def _keep(self, number: int, new: Sequence[Tensor]) -> None:
+        """Raises ServeError (503) if there is no room, and then keeps the old states."""
+        more = _size(new) - _size(self._kept.get(number, ()))
+        if self.heap is not None and more > 0:
+            self.heap.take(more)
+        elif self.heap is not None and more < 0:
+            self.heap.give_back(-more)
+        self._kept[number] = new
 
     def done(self, requests: Iterable[Request]) -> None:
         """These requests have been executed, well or not."""
         for request in requests:
             given = self._given.pop(request, None)
             if given is not None and request.options.flags & SEQUENCE_END:
-                self._kept.pop(given[0], None)
+                self.drop(given[0])
 
     def move(
         self,
@@ -96,6 +116,10 @@ class SequenceStates:
         for waiting, requests in moved.values():
             self._backlog.add_moved(waiting, requests)
 
+    def part_with(self, number: int) -> Sequence[Tensor]:
+        """The states of a sequence that another scheduler is to `adopt`, which they are counted for from now on."""
+        return self._kept.pop(number, ())
+
     def adopt(self, sequence: SequenceId, states: Sequence[Tensor]) -> None:
         """A sequence goes on from these states."""
         number = self._active.new_number()
@@ -109,9 +133,20 @@ class SequenceStates:
         else:
             self.drop(waiting.number)
 
-    def drop(self, number: int) -> Sequence[Tensor]:
-        """A sequence is over here; returns its states."""
-        return self._kept.pop(number, ())
+    def drop(self, number: int) -> None:
+        """A sequence is over."""
+        size = _size(self._kept.pop(number, ()))
+        if self.heap is not None and size:
+            self.heap.give_back(size)
+
+    def close(self) -> None:
+        """The model is gone."""
+        for number in list(self._kept):
+            self.drop(number)
 
     def __len__(self) -> int:
         return len(self._kept)
+
+
+def _size(states: Iterable[Tensor]) -> int:
+    return sum([tensor.nbytes for tensor in states])
