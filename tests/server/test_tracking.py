@@ -220,6 +220,20 @@ def test_a_state_is_not_for_clients(tmp_path: Path) -> None:
             )
 
 
+def test_frames_without_detections(tmp_path: Path) -> None:
+    """They count for the age, and a track goes on behind them."""
+    write_tracker(tmp_path)
+    ages = []
+    with Serving(tmp_path) as server:
+        server.wait_until_ready()
+        client = http.InferenceServerClient(f"127.0.0.1:{server.port}", network_timeout=300)
+        for step in range(8):
+            boxes = np.array([] if step in (3, 4) else [[10, 10, 50, 90]], np.float32).reshape(-1, 4)
+            answer = client.infer("tracker", inputs_of(BOXES=boxes), sequence_id=1, sequence_start=step == 0)
+            ages.append(dict(zip(answer.as_numpy("TRACK_IDS"), answer.as_numpy("TRACK_AGES"), strict=True)))
+    assert ages == [{}, {1: 1}, {1: 2}, {}, {}, {1: 5}, {1: 6}, {1: 7}]
+
+
 def test_a_batch_dimension(tmp_path: Path) -> None:
     """For ensembles whose other members have one."""
     write_tracker(tmp_path, "max_batch_size: 4")
