@@ -4,7 +4,7 @@ When a model is loaded again, its sequences would be lost with the instances tha
 takes over from the old one. It passes on requests of sequences that run there, until the last of these has ended or has
 been idle for too long; only then the old instances go. New sequences begin on the new ones. That needs equal inputs and
 outputs: with others the old model is replaced at once, and its sequences have to begin again. Where the server keeps
-the states of sequences, a sequence moves to the new model with its next request.
+the states of sequences, a sequence moves to the new model with the first request that comes while none is under way.
 
 If only its instances change, leaving instances keep their sequences to the end of each, and get no new ones; the others
 are not disturbed.
@@ -78,12 +78,18 @@ class SequenceModel(InstanceModel):
         options = request.options
         if options.flags & SEQUENCE_START or self._sequences.holds(options.correlation_id) or not former.holds(request):
             return False
-        if self._sequences.states is not None:
-            states = former.part_with(options.correlation_id)
-            if states is not None:
-                self._sequences.states.adopt(options.correlation_id, states)
-                return False
+        if self._goes_on(options.correlation_id, former):
+            return False
         former.submit(request)
+        return True
+
+    def _goes_on(self, sequence: int | str, former: SequenceModel) -> bool:
+        """Moves a sequence of the former model here, if it can be moved now."""
+        own = self._sequences.states
+        states = None if own is None else former.part_with(sequence)
+        if own is None or states is None:
+            return False
+        own.adopt(sequence, states)
         return True
 
     def part_with(self, sequence: int | str) -> Sequence[Tensor] | None:
@@ -98,6 +104,16 @@ class SequenceModel(InstanceModel):
         super().cancel(request)
         if self._former is not None:
             self._former.cancel(request)
+
+    def _refuse_if_down(self) -> None:
+        """Its sequences go on in the model that takes over from it, if no instance is there, or will be."""
+        super()._refuse_if_down()
+        successor, states = self._successor, self._sequences.states
+        if successor is not None and states is not None and self.down() and not self._instances.restarting():
+            for sequence in states.waiting():
+                successor._goes_on(sequence, self)
+            successor._poll_soon()
+            self._quiet.set()
 
     def _let_go(self, instance: Instance, stop_timeout_s: float) -> Sequence[asyncio.Task[None]]:
         if not self._sequences.close_instance(instance):

@@ -86,6 +86,18 @@ class Backlog:
             self._remove(one)
         return waiting
 
+    def take_without_requests(self, sequence: SequenceId) -> Waiting | None:
+        """Removes a sequence that has run before and waits without any request; None if there is none."""
+        waiting = self._open.get(sequence)
+        if waiting is None or waiting.requests or not waiting.number:
+            return None
+        self._remove(waiting)
+        return waiting
+
+    def open_sequences(self) -> list[SequenceId]:
+        """Those that may get further requests."""
+        return list(self._open)
+
     def take_with(self, request: Request) -> Waiting | None:
         """Removes the sequence that a request belongs to, None if it is not here."""
         waiting = self._of_request.get(request)

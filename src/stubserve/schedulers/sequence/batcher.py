@@ -205,8 +205,12 @@ class SequenceBatcher(Strategy):
 
         None if a request of it is under way, or the server does not keep its states.
         """
+        if self.states is None:
+            return None
         slot = self._active.slot_of(sequence)
-        if slot is None or self.states is None or slot.queue or not self._at_rest(slot):
+        if slot is None:
+            return self.states.part_with_waiting(sequence)
+        if slot.queue or not self._at_rest(slot):
             return None
         states = self.states.part_with(slot.number)
         self._end(slot)

@@ -120,6 +120,15 @@ class SequenceStates:
         """The states of a sequence that another scheduler is to `adopt`, which they are counted for from now on."""
         return self._kept.pop(number, ())
 
+    def part_with_waiting(self, sequence: SequenceId) -> Sequence[Tensor] | None:
+        """As `part_with`, of a sequence that waits for a slot; None if requests of it do, or if it has not run."""
+        waiting = self._backlog.take_without_requests(sequence)
+        return None if waiting is None else self.part_with(waiting.number)
+
+    def waiting(self) -> list[SequenceId]:
+        """The sequences that wait for a slot, and may get further requests."""
+        return self._backlog.open_sequences()
+
     def adopt(self, sequence: SequenceId, states: Sequence[Tensor]) -> None:
         """A sequence goes on from these states."""
         number = self._active.new_number()
