@@ -124,7 +124,10 @@ def test_sequences_move_from_a_model_whose_instances_are_gone() -> None:
     async def scenario() -> None:
         old, new = await reloaded_with_states()
         old.step("b1", 2, SEQUENCE_START)
+        old.step("c1", 3, SEQUENCE_START)
+        new.step("c2", 3, SEQUENCE_START)
         await turn()
+        new.stubs["new"].finish(c2=Response([Tensor("T", 2, [1], b"7")]))
         drained = asyncio.ensure_future(old.model.drained())
         await turn()
         old.stubs["old"].die()
@@ -134,8 +137,15 @@ def test_sequences_move_from_a_model_whose_instances_are_gone() -> None:
         await turn()
         assert states_of(new.stubs["new"]) == [b"1"]
         new.stubs["new"].finish()
+        # This one had begun anew meanwhile.
+        new.step("c3", 3, SEQUENCE_END)
+        await turn()
+        assert states_of(new.stubs["new"]) == [b"7"]
+        new.stubs["new"].finish()
+        # This one had no state yet, and gets the slot that is free now.
         new.step("b2", 2)
         await turn()
+        assert new.stubs["new"].batches == [["b2"]]
         assert states_of(new.stubs["new"]) == []
 
     run(scenario)

@@ -179,6 +179,7 @@ def test_options() -> None:
         ({"minimum_consecutive_frames": "0"}, "must be an integer from 1 to 100000, got '0'"),
         ({"most_tracks": "1000000"}, "must be an integer from 1 to 100000, got '1000000'"),
         ({"most_detections": ""}, "must be an integer from 1 to 100000, got ''"),
+        ({"Frame_rate": "30"}, "parameter 'Frame_rate' of model 'm' is none of the tracker's"),
         ({"track_buffer": "30"}, "parameter 'track_buffer' of model 'm' is none of the tracker's; these are track_act"),
     ],
 )

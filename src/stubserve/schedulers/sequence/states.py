@@ -130,10 +130,13 @@ class SequenceStates:
         return self._backlog.open_sequences()
 
     def adopt(self, sequence: SequenceId, states: Sequence[Tensor]) -> None:
-        """A sequence goes on from these states."""
+        """A sequence goes on from these states, unless its client has begun it anew here."""
         number = self._active.new_number()
         self._kept[number] = states
-        self._backlog.add_moved(Waiting(sequence, number))
+        if sequence in self._active or self._backlog.collects(sequence):
+            self.drop(number)
+        else:
+            self._backlog.add_moved(Waiting(sequence, number))
 
     def emptied(self, waiting: Waiting) -> None:
         """The requests of a sequence in the backlog have been answered. If it has states, it waits for the next one."""

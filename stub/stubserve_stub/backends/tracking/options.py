@@ -54,7 +54,7 @@ def options_of(config: Mapping[str, Any]) -> Options:
             found[name] = _number(reader, name, 0.001, _MOST)
         elif name in Options._fields:
             found[name] = _number(reader, name, 0.0, 1.0)
-        elif name == name.lower():
+        elif name != name.upper():
             raise Refusal(
                 "{} is none of the tracker's; these are {}".format(reader.called(name), ", ".join(Options._fields))
             )
