@@ -9,6 +9,7 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import tritonclient.http as http
 
 from stubserve.checking.repository import check_repositories
 from tests.made_tracks import Frame, scene, switches
-from tests.real_server import Serving, eventually
+from tests.real_server import PATIENCE_S, Serving, eventually
 from tests.stub.backends.library_tracks import RECORD, SCENES, frames_of
 
 pytest.importorskip("scipy", reason="`make test-long` installs it")
@@ -48,7 +49,7 @@ class Camera:
     """One camera: sends its frames, again where its instance has died, and keeps the identities of its detections."""
 
     def __init__(self, server: Serving, sequence: int | str, frames: Sequence[Frame]) -> None:
-        self._client = http.InferenceServerClient(f"127.0.0.1:{server.port}", network_timeout=300)
+        self._client = http.InferenceServerClient(f"127.0.0.1:{server.port}", network_timeout=PATIENCE_S)
         self._sequence = sequence
         self._frames = frames
         self.identities: list[list[int]] = []
@@ -116,21 +117,22 @@ def test_identities_outlive_a_killed_stub(tmp_path: Path) -> None:
 
 
 def test_many_cameras_on_instances_that_die(tmp_path: Path) -> None:
-    """Twelve cameras share two instances, one of which is killed now and then; each is tracked as if it were alone."""
+    """Twelve cameras at once share two instances, which are killed now and then; each is tracked as if alone."""
     names = [name for name in SCENES if SCENES[name][2] == SCENES["usual"][2]]
     write_tracker(tmp_path, instances=2)
-    with Serving(tmp_path, "--stub-restart-limit=100") as server:
+    with Serving(tmp_path, "--stub-restart-limit=100") as server, ThreadPoolExecutor(12) as pool:
         followed = names * (12 // len(names))
-        cameras = [(name, Camera(server, 10 + k, frames_of(name)[0])) for k, name in enumerate(followed)]
-        for step in range(150):
-            if step % 40 == 20:
-                os.kill(server.stub_pids()[step // 40 % 2], signal.SIGKILL)
-            for _, camera in cameras:
-                camera.send()
-            if step % 40 == 39:
-                eventually(lambda: len(server.stub_pids()) == 2)
-    for name, camera in cameras:
+        cameras = [Camera(server, 10 + k, frames_of(name)[0]) for k, name in enumerate(followed)]
+        sending = [pool.submit(camera.send, 150) for camera in cameras]
+        for frames in (200, 600, 700, 1300):
+            eventually(lambda frames=frames: sum(len(camera.identities) for camera in cameras) > frames)
+            for pid in server.stub_pids()[: 2 if frames == 700 else 1]:
+                os.kill(pid, signal.SIGKILL)
+        for sent in sending:
+            sent.result(PATIENCE_S)
+    for name, camera in zip(followed, cameras, strict=True):
         assert camera.identities == expected(name)
+    assert sum(camera.again for camera in cameras) <= 5 * 12
 
 
 def test_identities_go_on_in_a_model_that_is_loaded_again(tmp_path: Path) -> None:
@@ -189,7 +191,7 @@ def test_bad_detections_fail_their_request_alone(tmp_path: Path) -> None:
     ]
     with Serving(tmp_path) as server:
         one, other = Camera(server, 1, frames), Camera(server, 2, frames)
-        client = http.InferenceServerClient(f"127.0.0.1:{server.port}", network_timeout=300)
+        client = http.InferenceServerClient(f"127.0.0.1:{server.port}", network_timeout=PATIENCE_S)
         for arrays, text in [*bad, *bad]:
             one.send()
             other.send()
@@ -209,7 +211,7 @@ def test_a_state_is_not_for_clients(tmp_path: Path) -> None:
     with Serving(tmp_path) as server:
         server.wait_until_ready()
         assert "NEW_TRACKS" not in str(server.get("/v2/models/tracker").json())
-        client = http.InferenceServerClient(f"127.0.0.1:{server.port}", network_timeout=300)
+        client = http.InferenceServerClient(f"127.0.0.1:{server.port}", network_timeout=PATIENCE_S)
         with pytest.raises(http.InferenceServerException, match="unexpected inference output 'NEW_TRACKS'"):
             client.infer(
                 "tracker",
@@ -226,7 +228,7 @@ def test_frames_without_detections(tmp_path: Path) -> None:
     ages = []
     with Serving(tmp_path) as server:
         server.wait_until_ready()
-        client = http.InferenceServerClient(f"127.0.0.1:{server.port}", network_timeout=300)
+        client = http.InferenceServerClient(f"127.0.0.1:{server.port}", network_timeout=PATIENCE_S)
         for step in range(8):
             boxes = np.array([] if step in (3, 4) else [[10, 10, 50, 90]], np.float32).reshape(-1, 4)
             answer = client.infer("tracker", inputs_of(BOXES=boxes), sequence_id=1, sequence_start=step == 0)
@@ -240,7 +242,7 @@ def test_a_batch_dimension(tmp_path: Path) -> None:
     frames = scene(1, frames=3)
     with Serving(tmp_path) as server:
         server.wait_until_ready()
-        client = http.InferenceServerClient(f"127.0.0.1:{server.port}", network_timeout=300)
+        client = http.InferenceServerClient(f"127.0.0.1:{server.port}", network_timeout=PATIENCE_S)
         for step, frame in enumerate(frames):
             inputs = inputs_of(BOXES=frame.boxes[None], SCORES=frame.scores[None])
             answer = client.infer("tracker", inputs, sequence_id=1, sequence_start=step == 0)
@@ -267,6 +269,6 @@ def test_check_knows_what_a_load_would_refuse(tmp_path: Path) -> None:
         assert text in found
     server = Serving(tmp_path)
     server.start()
-    assert server.process.wait(300) == 1
+    assert server.process.wait(PATIENCE_S) == 1
     server.stop()
     assert "needs sequence_batching with one state" in server.output

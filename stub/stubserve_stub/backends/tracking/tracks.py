@@ -197,14 +197,11 @@ class Tracks:
 
 def _overlaps(tracks: Any, detections: Any) -> Any:
     """The overlap (IoU) of each track's box with each detection's, float32 [tracks, detections]."""
-    t, d = tracks[:, None], detections[None]
-    width = np.minimum(t[..., 2], d[..., 2]) - np.maximum(t[..., 0], d[..., 0])
-    height = np.minimum(t[..., 3], d[..., 3]) - np.maximum(t[..., 1], d[..., 1])
-    both = np.clip(width, 0, None) * np.clip(height, 0, None)
-    either = _areas(tracks)[:, None] + _areas(detections)[None] - both
+    # Columns side by side: numpy goes through them twice as fast.
+    left, top, right, bottom = np.ascontiguousarray(tracks.T)[:, :, None]
+    x1, y1, x2, y2 = np.ascontiguousarray(detections.T)
+    both = np.maximum(np.minimum(right, x2) - np.maximum(left, x1), 0)
+    both *= np.maximum(np.minimum(bottom, y2) - np.maximum(top, y1), 0)
+    either = (right - left) * (bottom - top) + (x2 - x1) * (y2 - y1) - both
     # In single precision, as in `trackers`: overlaps that are equal there are equal here.
     return np.divide(both, either, out=np.zeros(both.shape, np.float32), where=either > 0)
-
-
-def _areas(boxes: Any) -> Any:
-    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
