@@ -33,6 +33,8 @@ OTHERWISE = {
 FOLLOWED = [
     page for page in pages() if page not in OTHERWISE and any(block.runs for block in blocks((ROOT / page).read_text()))
 ]
+# Page -> a package that it needs, which `make test-long` installs
+NEEDS = {"docs/guides/tracking.md": "scipy"}
 # What `stubserve fetch` brings
 FETCHED = {"model_repository/ocr_detection/1/model.onnx"}
 # What the site shows without a scroll bar, beside both of its menus (docs/stylesheets/site.css)
@@ -40,8 +42,12 @@ COLUMNS = 100
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
-@pytest.mark.parametrize("page", FOLLOWED)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.long] if page in NEEDS else []) for page in FOLLOWED]
+)
 def test_a_reader_gets_what_the_page_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page in NEEDS:
+        pytest.importorskip(NEEDS[page])
     text = (ROOT / page).read_text()
     if "curl" in text and shutil.which("curl") is None:
         pytest.skip("needs curl")

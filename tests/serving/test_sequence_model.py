@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 
 from stubserve.errors import Code, ServeError
-from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
+from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, Response
+from stubserve.inference.tensor import Tensor
 from stubserve.inference.work import Work
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
 from stubserve.serving.sequence_model import SequenceModel
 
 from ..real_server import PATIENCE_S
-from .fakes import Served
+from .fakes import FakeStub, Served
 from .test_instance_model import run, turn
 
 # By the real clock, which alarms go by, nobody is idle for too long.
@@ -68,6 +69,84 @@ def test_sequences_go_on_where_they_began_and_new_ones_do_not() -> None:
         new.step("a4", 1)
         await turn()
         assert (old.stubs["old"].batches, new.stubs["new"].batches) == ([], [["a3"]])
+
+    run(scenario)
+
+
+WITH_STATES = CONFIG.replace("direct { }", 'direct { } state { input_name: "S" output_name: "T" }').replace(
+    "max_batch_size", 'backend: "tracking" max_batch_size'
+)
+
+
+async def reloaded_with_states() -> tuple[ServedSequences, ServedSequences]:
+    """As `reloaded`; the server keeps the state of the sequence, which is 1."""
+    old, new = ServedSequences(WITH_STATES), ServedSequences(WITH_STATES)
+    await old.start("old")
+    await new.start("new")
+    old.step("a1", 1, SEQUENCE_START)
+    await turn()
+    old.stubs["old"].finish(a1=Response([Tensor("T", 2, [1], b"1")]))
+    new.model.takes_over_from(old.model)
+    return old, new
+
+
+def states_of(stub: FakeStub) -> list[bytes]:
+    """The states that the requests of a stub's only batch got."""
+    (work,) = stub.work.works
+    return [bytes(tensor.buffer) for tensors in work.extra_inputs or () for tensor in tensors]
+
+
+def test_a_sequence_whose_states_the_server_keeps_moves_with_its_next_request() -> None:
+    """When none of its requests is under way."""
+
+    async def scenario() -> None:
+        old, new = await reloaded_with_states()
+        old.step("a2", 1)
+        new.step("a3", 1)
+        await turn()
+        assert (old.stubs["old"].batches, new.stubs["new"].batches) == ([["a2"]], [])
+        old.stubs["old"].finish(a2=Response([Tensor("T", 2, [1], b"2")]))
+        await turn()
+        old.stubs["old"].finish(a3=Response([Tensor("T", 2, [1], b"3")]))
+        drained = asyncio.ensure_future(old.model.drained())
+        new.step("a4", 1)
+        await turn()
+        assert (old.stubs["old"].batches, new.stubs["new"].batches) == ([], [["a4"]])
+        assert states_of(new.stubs["new"]) == [b"3"]
+        await asyncio.wait_for(drained, PATIENCE_S)
+
+    run(scenario)
+
+
+def test_sequences_move_from_a_model_whose_instances_are_gone() -> None:
+    """Otherwise it would never be drained, as nobody there would notice that they are idle."""
+
+    async def scenario() -> None:
+        old, new = await reloaded_with_states()
+        old.step("b1", 2, SEQUENCE_START)
+        old.step("c1", 3, SEQUENCE_START)
+        new.step("c2", 3, SEQUENCE_START)
+        await turn()
+        new.stubs["new"].finish(c2=Response([Tensor("T", 2, [1], b"7")]))
+        drained = asyncio.ensure_future(old.model.drained())
+        await turn()
+        old.stubs["old"].die()
+        await asyncio.wait_for(drained, PATIENCE_S)
+        assert "killed by the test" in old.reader.error("b1").message
+        new.step("a2", 1)
+        await turn()
+        assert states_of(new.stubs["new"]) == [b"1"]
+        new.stubs["new"].finish()
+        # This one had begun anew meanwhile.
+        new.step("c3", 3, SEQUENCE_END)
+        await turn()
+        assert states_of(new.stubs["new"]) == [b"7"]
+        new.stubs["new"].finish()
+        # This one had no state yet, and gets the slot that is free now.
+        new.step("b2", 2)
+        await turn()
+        assert new.stubs["new"].batches == [["b2"]]
+        assert states_of(new.stubs["new"]) == []
 
     run(scenario)
 

@@ -21,6 +21,8 @@ from stubserve_stub.backends.onnxruntime.file import CutOff, fields
 from stubserve_stub.backends.onnxruntime.session import find_file, options_of
 from stubserve_stub.backends.pytorch import file as torch_file
 from stubserve_stub.backends.pytorch import options as torch_options
+from stubserve_stub.backends.tracking import contract as tracking_contract
+from stubserve_stub.backends.tracking import options as tracking_options
 from stubserve_stub.backends.video import options as video_options
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.datatypes import BY_NAME
@@ -154,6 +156,14 @@ def torch_problems(config: Any, version_dir: Path) -> Iterator[FileProblem]:
             yield FileProblem(Path(path), torch_file.names_device(path, device), is_warning=True)
 
 
+def check_tracking(config: dict[str, Any]) -> object:
+    """The tracker's options in the configuration, given as JSON has it. Raises Refusal, also for wrong tensors."""
+    completed = {"input": [], "output": [], **config}
+    tracking_contract.complete(completed)
+    tracking_contract.validate(completed)
+    return tracking_options.options_of(completed)
+
+
 @dataclass(frozen=True)
 class FileCheck:
     """The check of one backend. `package` is its package, `extra` the name for that in `pip install stubserve[extra]`.
@@ -180,5 +190,7 @@ class FileCheck:
 FILE_CHECKS = {
     "onnxruntime": FileCheck("onnxruntime", "onnxruntime", onnx_options, onnx_problems),
     "pytorch": FileCheck("torch", "pytorch", torch_options.options_of, torch_problems),
+    # These have no file.
+    "tracking": FileCheck("scipy", "tracking", check_tracking, lambda config, version_dir: iter(())),
     "video": FileCheck("av", "video", video_options.validate, lambda config, version_dir: iter(())),
 }

@@ -144,14 +144,8 @@ class Loader:
             validate(config, candidate.gpus)
             await asyncio.to_thread(check_initial_states, config, folder.path)
             labels = await asyncio.to_thread(read_labels, folder, config)
-            model = instance_model(
-                name,
-                version,
-                config,
-                self._limiter,
-                self._settings.max_queue_size,
-                self._settings.restart_wait_secs,
-            )
+            limits = (self._settings.max_queue_size, self._settings.restart_wait_secs)
+            model = instance_model(name, version, config, self._limiter, *limits, self._memory.heap)
             model.signature.labels = labels
             model.tracing = self._tracing(name)
             model.latencies = self._latencies(config)

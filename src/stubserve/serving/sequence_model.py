@@ -3,7 +3,8 @@
 When a model is loaded again, its sequences would be lost with the instances that hold their states. So the new model
 takes over from the old one. It passes on requests of sequences that run there, until the last of these has ended or has
 been idle for too long; only then the old instances go. New sequences begin on the new ones. That needs equal inputs and
-outputs: with others the old model is replaced at once, and its sequences have to begin again.
+outputs: with others the old model is replaced at once, and its sequences have to begin again. Where the server keeps
+the states of sequences, a sequence moves to the new model with the first request that comes while none is under way.
 
 If only its instances change, leaving instances keep their sequences to the end of each, and get no new ones; the others
 are not disturbed.
@@ -20,7 +21,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from stubserve.inference.request import SEQUENCE_START, Request
+from stubserve.inference.tensor import Tensor
 from stubserve.instances.instance import Instance
+from stubserve.memory.heap_account import HeapAccount
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
@@ -75,13 +78,42 @@ class SequenceModel(InstanceModel):
         options = request.options
         if options.flags & SEQUENCE_START or self._sequences.holds(options.correlation_id) or not former.holds(request):
             return False
+        if self._goes_on(options.correlation_id, former):
+            return False
         former.submit(request)
         return True
+
+    def _goes_on(self, sequence: int | str, former: SequenceModel) -> bool:
+        """Moves a sequence of the former model here, if it can be moved now."""
+        own = self._sequences.states
+        states = None if own is None else former.part_with(sequence)
+        if own is None or states is None:
+            return False
+        own.adopt(sequence, states)
+        return True
+
+    def part_with(self, sequence: int | str) -> Sequence[Tensor] | None:
+        """The states of a sequence that goes on in another model; None if it has to stay (`SequenceBatcher`)."""
+        states = self._sequences.part_with(sequence)
+        if states is None:
+            return None if self._former is None else self._former.part_with(sequence)
+        self._poll_soon()
+        return states
 
     def cancel(self, request: Request) -> None:
         super().cancel(request)
         if self._former is not None:
             self._former.cancel(request)
+
+    def _refuse_if_down(self) -> None:
+        """Its sequences go on in the model that takes over from it, if no instance is there, or will be."""
+        super()._refuse_if_down()
+        successor, states = self._successor, self._sequences.states
+        if successor is not None and states is not None and self.down() and not self._instances.restarting():
+            for sequence in states.waiting():
+                successor._goes_on(sequence, self)
+            successor._poll_soon()
+            self._quiet.set()
 
     def _let_go(self, instance: Instance, stop_timeout_s: float) -> Sequence[asyncio.Task[None]]:
         if not self._sequences.close_instance(instance):
@@ -119,6 +151,11 @@ class SequenceModel(InstanceModel):
             self._quiet.clear()
             await self._quiet.wait()
 
+    async def stop(self, timeout_s: float) -> None:
+        await super().stop(timeout_s)
+        if self._sequences.states is not None:
+            self._sequences.states.close()
+
     def let_go(self) -> None:
         """Ends the passing on."""
         if self._former is not None:
@@ -134,12 +171,15 @@ def instance_model(
     limiter: RateLimiter | None = None,
     max_queue_size: int = 0,
     restart_wait_s: float = 0.0,
+    heap: HeapAccount | None = None,
 ) -> InstanceModel:
     """The kind of model that a completed and validated configuration asks for. Raises ServeError UNSUPPORTED.
 
-    `max_queue_size` is the server's own limit, as `create_scheduler` has it.
+    `max_queue_size` is the server's own limit, as `create_scheduler` has it. `heap` counts states of sequences.
     """
     scheduler = create_scheduler(config, max_queue_size)
     if isinstance(scheduler, SequenceBatcher):
+        if scheduler.states is not None:
+            scheduler.states.heap = heap
         return SequenceModel(name, version, config, scheduler, limiter=limiter, restart_wait_s=restart_wait_s)
     return InstanceModel(name, version, config, scheduler, limiter=limiter, restart_wait_s=restart_wait_s)

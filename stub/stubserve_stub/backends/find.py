@@ -14,13 +14,17 @@ BUILT_IN = {
     "square": ("stubserve_stub.backends.repeat", "SquareBackend"),
     "onnxruntime": ("stubserve_stub.backends.onnxruntime.backend", "OnnxRuntimeBackend"),
     "pytorch": ("stubserve_stub.backends.pytorch.backend", "PyTorchBackend"),
+    "tracking": ("stubserve_stub.backends.tracking.backend", "TrackingBackend"),
     "video": ("stubserve_stub.backends.video.backend", "VideoBackend"),
 }
 # Those that run in the environment that a model names, because their packages are there
-IN_ENVIRONMENTS = frozenset({PYTHON, "onnxruntime", "pytorch", "video"})
+IN_ENVIRONMENTS = frozenset({PYTHON, "onnxruntime", "pytorch", "tracking", "video"})
 
 # Those for which `runtime: "model.py"` means something: in Triton they have a model.py beside the library
 WITH_PYTHON_RUNTIME = frozenset({"pytorch"})
+
+# Those whose implicit states the server keeps, and gives with each request: they outlive the stub
+STATES_WITH_SERVER = frozenset({"tracking"})
 
 
 def find(name: str) -> Any:

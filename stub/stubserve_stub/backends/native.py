@@ -85,8 +85,10 @@ class NativeBackend(Backend):
     methods = ("execute",)
     # Whether `compute` may write to inputs that nobody else reads; if not, all inputs are read-only
     writes_inputs = True
-    # Whether inputs and outputs of `compute` may be states
+    # Whether inputs and outputs of `compute` may be states, which the stub keeps
     keeps_states = False
+    # Whether they are, and the server keeps them (`find.STATES_WITH_SERVER`): they come and go with each request
+    gets_states = False
     _states: Optional[States] = None
     # The batch that is computed
     _batch: Optional[Batch] = None
@@ -97,7 +99,7 @@ class NativeBackend(Backend):
         self._batches = int(self.config.get("max_batch_size", 0)) > 0
         if self.keeps_states:
             self._states = keep_states(self.config, instance.arguments["model_repository"], self.host)
-        elif (self.config.get("sequence_batching") or {}).get("state"):
+        elif (self.config.get("sequence_batching") or {}).get("state") and not self.gets_states:
             raise Refusal(
                 "model instance '{}' is configured with implicit state (sequence_batching.state), which the backend "
                 "'{}' does not keep".format(instance.name, self.config.get("backend"))

@@ -27,12 +27,24 @@ class ActiveSequences:
         # Lost sequences: the name of the instance that is gone, and until when their clients are told
         self._lost: dict[SequenceId, tuple[str, int]] = {}
 
-    def begin(self, sequence: SequenceId, slot: SequenceSlot, now_ns: int) -> None:
-        self._slots[sequence] = slot
+    def new_number(self) -> int:
+        """The number of a sequence that has none yet."""
+        return next(self._numbers)
+
+    def begin(
+        self, sequence: SequenceId, slot: SequenceSlot, now_ns: int, number: int = 0, complete: bool = False
+    ) -> None:
+        """`number` is that of a sequence which has run in another slot; 0 for a new one.
+
+        A `complete` one has all of its requests, and is over at once. Its client may have begun it anew elsewhere.
+        """
         slot.sequence = sequence
-        slot.number = next(self._numbers)
-        slot.over = False
+        slot.number = number or self.new_number()
+        slot.over = complete
         slot.last_ns = now_ns
+        if complete:
+            return
+        self._slots[sequence] = slot
         if not slot.watched and self._max_idle_ns is not None:
             self._watch(slot, now_ns + self._max_idle_ns)
 

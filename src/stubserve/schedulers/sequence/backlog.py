@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from stubserve.inference.request import Request
 from stubserve.schedulers.sequence.slots import SequenceId
@@ -13,15 +14,17 @@ from stubserve.schedulers.sequence.slots import SequenceId
 class Waiting:
     """One sequence. Of several with the same id, all but the last have their END.
 
-    `complete`: its END is here, too. `expires_ns` is when the first of its requests expires, None for never.
+    `complete`: its END is here, too. `expires_ns` is when the first of its requests expires, None for never. A sequence
+    that has run before, and goes on in another slot, has its `number` and perhaps no request. Others have 0.
     """
 
-    __slots__ = ("complete", "expires_ns", "requests", "sequence")
+    __slots__ = ("complete", "expires_ns", "number", "requests", "sequence")
 
-    def __init__(self, sequence: SequenceId) -> None:
+    def __init__(self, sequence: SequenceId, number: int = 0, complete: bool = False) -> None:
         self.sequence = sequence
+        self.number = number
         self.requests: list[Request] = []
-        self.complete = False
+        self.complete = complete
         self.expires_ns: int | None = None
 
 
@@ -47,6 +50,21 @@ class Backlog:
         if waiting is None:
             waiting = self._open[sequence] = Waiting(sequence)
             self._waiting[waiting] = None
+        self._put(waiting, request, now_ns)
+        if is_last:
+            waiting.complete = True
+            del self._open[sequence]
+
+    def add_moved(self, waiting: Waiting, requests: Iterable[Request] = ()) -> None:
+        """Puts a sequence that has run before, with its requests, before all others."""
+        self._waiting[waiting] = None
+        self._waiting.move_to_end(waiting, last=False)
+        if not waiting.complete:
+            self._open[waiting.sequence] = waiting
+        for request in requests:
+            self._put(waiting, request, request.queue_start_ns)
+
+    def _put(self, waiting: Waiting, request: Request, now_ns: int) -> None:
         waiting.requests.append(request)
         self._of_request[request] = waiting
         if request.options.timeout_us:
@@ -54,9 +72,6 @@ class Backlog:
             if waiting.expires_ns is None or expires_ns < waiting.expires_ns:
                 waiting.expires_ns = expires_ns
                 heapq.heappush(self._expiring, (expires_ns, next(self._number), waiting))
-        if is_last:
-            waiting.complete = True
-            del self._open[sequence]
 
     def take(self) -> Waiting | None:
         """Removes the sequence that has waited longest, None if there is none."""
@@ -64,6 +79,24 @@ class Backlog:
             self._remove(waiting)
             return waiting
         return None
+
+    def take_all(self) -> list[Waiting]:
+        waiting = list(self._waiting)
+        for one in waiting:
+            self._remove(one)
+        return waiting
+
+    def take_without_requests(self, sequence: SequenceId) -> Waiting | None:
+        """Removes a sequence that has run before and waits without any request; None if there is none."""
+        waiting = self._open.get(sequence)
+        if waiting is None or waiting.requests or not waiting.number:
+            return None
+        self._remove(waiting)
+        return waiting
+
+    def open_sequences(self) -> list[SequenceId]:
+        """Those that may get further requests."""
+        return list(self._open)
 
     def take_with(self, request: Request) -> Waiting | None:
         """Removes the sequence that a request belongs to, None if it is not here."""
@@ -103,3 +136,7 @@ class Backlog:
     def __len__(self) -> int:
         """How many requests wait."""
         return len(self._of_request)
+
+    def __bool__(self) -> bool:
+        """Whether any sequence waits."""
+        return bool(self._waiting)

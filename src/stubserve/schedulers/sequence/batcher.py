@@ -17,31 +17,35 @@ which requests share a batch. The rules are upstream's:
 
 Unlike upstream, the time in the backlog does not count as idle: a client that waits there for its first answer would
 lose its sequence. And the loss of a sequence is reported: when its instance dies, its queued requests are answered with
-an error. So is its next request, until it begins again or would have been idle for too long.
+an error. So is its next request, until it begins again or would have been idle for too long. But where the server keeps
+the states of sequences (`states`), nothing is lost: such a sequence goes before the backlog, with what was queued.
 """
 
 from __future__ import annotations
 
-import abc
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from stubserve_stub.backends.find import STATES_WITH_SERVER
 from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.errors import ServeError
-from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
+from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, Response
+from stubserve.inference.tensor import Tensor
 from stubserve.inference.work import Decision, Grouping, Instance, Work
-from stubserve.schedulers.base import Scheduler, cancellation
+from stubserve.schedulers.base import cancellation
 from stubserve.schedulers.hold import Hold
 from stubserve.schedulers.sequence.active import ActiveSequences
 from stubserve.schedulers.sequence.backlog import Backlog
 from stubserve.schedulers.sequence.controls import Controls
 from stubserve.schedulers.sequence.refusals import Refusals
 from stubserve.schedulers.sequence.slots import Departures, SequenceId, SequenceSlot, SlotQueues, Slots
+from stubserve.schedulers.sequence.states import SequenceStates
+from stubserve.schedulers.sequence.strategy import Strategy
 
 
-class SequenceBatcher(Scheduler):
+class SequenceBatcher(Strategy):
     """The common part of the strategies. An instance of the model that `config` describes has `slots_each` slots."""
 
     has_slots = True
@@ -53,7 +57,9 @@ class SequenceBatcher(Scheduler):
         self._grouping = Grouping.from_config(config) if config.max_batch_size > 1 else None
         self._iterative: bool = batching.iterative_sequence
         self._hold = hold or Hold()
-        # Whether sequences have implicit states: then work names its sequences
+        # The implicit states of its sequences, where the server keeps them
+        self.states: SequenceStates | None = None
+        # Whether the stubs keep such states: then work names its sequences
         self.keeps_states = bool(batching.state)
         self._auto_ids = itertools.count(1)
         # A request that executes many times is never idle.
@@ -62,6 +68,9 @@ class SequenceBatcher(Scheduler):
         self._slots = Slots(slots_each)
         self._queues = SlotQueues()
         self._departures = Departures()
+        if self.keeps_states and config.backend in STATES_WITH_SERVER:
+            self.keeps_states = False
+            self.states = SequenceStates(config, self._active, self._backlog)
         # With implicit states by sequence: those that ended without an END, to be reported
         self._over: list[tuple[Instance, int]] = []
         # Requests that execute, with the slots that wait for them
@@ -73,43 +82,6 @@ class SequenceBatcher(Scheduler):
         # Called with each closed instance when its last sequence has ended
         self.when_vacant: Callable[[Instance], None] | None = None
 
-    # The strategy
-
-    @abc.abstractmethod
-    def _filled(self, slot: SequenceSlot) -> None:
-        """The queue of a slot has requests that may run, unless one of them is `running`."""
-
-    @abc.abstractmethod
-    def _joins(self, instance: Instance) -> None:
-        """There is a new instance."""
-
-    @abc.abstractmethod
-    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[tuple[Request, SequenceId]]:
-        """An instance is gone; returns requests of these slots that wait outside of the slots' queues."""
-
-    @abc.abstractmethod
-    def _idles(self, instance: Instance) -> None:
-        """An instance can be given work."""
-
-    @abc.abstractmethod
-    def _at_rest(self, slot: SequenceSlot) -> bool:
-        """Whether no request of the slot's sequence executes or is about to."""
-
-    @abc.abstractmethod
-    def _rests(self, instance: Instance) -> None:
-        """An instance can be given no work for now."""
-
-    @abc.abstractmethod
-    def _run(self, now_ns: int, decision: Decision) -> None:
-        """Forms batches for idle instances; sets when to look again."""
-
-    def _cancel_elsewhere(self, request: Request) -> None:  # for strategies with such requests
-        """Handles a cancelled request that waits neither in a slot's queue nor in the backlog, if it waits at all."""
-
-    def _drain_elsewhere(self) -> list[Request]:
-        """Takes back all requests that wait elsewhere, and ends their sequences."""
-        return []
-
     def enqueue(self, request: Request, now_ns: int) -> None:
         """As the interface. Raises INVALID_ARG for a request outside of sequences, UNAVAILABLE for a lost one."""
         self._now_ns = request.queue_start_ns = now_ns
@@ -119,6 +91,11 @@ class SequenceBatcher(Scheduler):
         if not sequence:
             sequence, flags = self._own_sequence(), SEQUENCE_START
         slot = self._active.slot_of(sequence)
+        if slot is not None and self.states is not None and self._slots.is_closing(slot.instance):
+            states = self.part_with(sequence)
+            if states is not None:
+                self.states.adopt(sequence, states)
+                slot = None
         if flags & SEQUENCE_START or slot is None:
             slot = self._begin(sequence, flags, slot)
         is_last = bool(flags & SEQUENCE_END) and not self._iterative
@@ -149,6 +126,13 @@ class SequenceBatcher(Scheduler):
         flags = 0 if slot.again is request else SEQUENCE_START
         return request.options._replace(correlation_id=slot.sequence, flags=flags)
 
+    def _added(self, request: Request, told: RequestOptions, slot: SequenceSlot, number: int) -> Sequence[Tensor]:
+        """The inputs of a request besides its own: controls by the options that the model is `told`, then states."""
+        controls = self._controls.of(told, slot)
+        if self.states is None:
+            return controls
+        return [*controls, *self.states.give(request, number, slot.instance)]
+
     def _begin(self, sequence: SequenceId, flags: int, slot: SequenceSlot | None) -> SequenceSlot | None:
         """The slot of a request that has START or an unknown sequence; None for the backlog."""
         known = slot is not None or self._backlog.collects(sequence)
@@ -178,7 +162,13 @@ class SequenceBatcher(Scheduler):
             self.cancel(request)
         return True
 
+    def response_complete(self, request: Request, response: Response) -> None:
+        if self.states is not None:
+            self.states.take(request, response)
+
     def work_done(self, instance: Instance, work: Work) -> None:
+        if self.states is not None:
+            self.states.done(work.requests)
         executing = self._executing
         if executing:
             for request in work.requests:
@@ -195,6 +185,8 @@ class SequenceBatcher(Scheduler):
         waiting = self._backlog.take_with(request)
         if waiting is not None:
             self._answer_cancelled(waiting.requests)
+            if self.states is not None:
+                self.states.drop(waiting.number)
             return
         slot = self._queues.slot_of(request)
         if slot is None:
@@ -207,6 +199,22 @@ class SequenceBatcher(Scheduler):
         self._answers += [(request, cancellation(request)) for request in requests]
 
     # Sequences and slots
+
+    def part_with(self, sequence: SequenceId) -> Sequence[Tensor] | None:
+        """The states of a sequence that goes on elsewhere (`SequenceStates.adopt`); it ends here.
+
+        None if a request of it is under way, or the server does not keep its states.
+        """
+        if self.states is None:
+            return None
+        slot = self._active.slot_of(sequence)
+        if slot is None:
+            return self.states.part_with_waiting(sequence)
+        if slot.queue or not self._at_rest(slot):
+            return None
+        states = self.states.part_with(slot.number)
+        self._end(slot)
+        return states
 
     def _end(self, slot: SequenceSlot) -> None:
         """Ends the sequence of a slot behind its present queue."""
@@ -225,9 +233,7 @@ class SequenceBatcher(Scheduler):
         if waiting is None:
             self._slots.give_back(slot)
             return
-        self._active.begin(waiting.sequence, slot, self._now_ns)
-        if waiting.complete:
-            self._active.end(slot)
+        self._active.begin(waiting.sequence, slot, self._now_ns, waiting.number, waiting.complete)
         self._queues.add_all(slot, waiting.requests)
         if slot.running is None:
             self._filled(slot)
@@ -277,10 +283,14 @@ class SequenceBatcher(Scheduler):
             if slot.running is not None:
                 self._executing.pop(slot.running, None)
                 slot.running = None
-            lost += [(request, slot.sequence) for request in self._queues.clear(slot)]
-            self._active.lose(slot, name)
+            lost += [(request, slot.sequence, slot.number) for request in self._queues.clear(slot)]
+            if self.states is None:
+                self._active.lose(slot, name)
+        if self.states is not None:
+            self.states.move(instance, slots, lost)
+            lost = []
         self._active.tidy(self._now_ns)
-        self._answers += [(request, self._refusals.lost(sequence, name)) for request, sequence in lost]
+        self._answers += [(request, self._refusals.lost(sequence, name)) for request, sequence, _ in lost]
 
     # What to do now
 
@@ -290,12 +300,16 @@ class SequenceBatcher(Scheduler):
         backlog = self._backlog
         for waiting in backlog.take_expired(now_ns):
             self._answers += [(request, self._refusals.expired()) for request in waiting.requests]
+            if self.states is not None:
+                self.states.emptied(waiting)
         for slot in self._active.take_idle(now_ns):
             self._refusals.log_idle(slot.sequence)
             self._end(slot)
         for slot in self._departures.take(self._at_rest):
             if self.keeps_states:
                 self._over.append((slot.instance, slot.number))
+            elif self.states is not None:
+                self.states.drop(slot.number)
             self._slots.give_back(slot)
         for instance in self._slots.take_vacant():
             if self.when_vacant is not None:
@@ -319,8 +333,10 @@ class SequenceBatcher(Scheduler):
         self._answers = []
         for slot in self._slots.used():
             drained += self._empty(slot)
-        while (waiting := self._backlog.take()) is not None:
+        for waiting in self._backlog.take_all():
             drained += waiting.requests
+            if self.states is not None:
+                self.states.emptied(waiting)
         return drained
 
     @property

@@ -54,7 +54,7 @@ class DirectBatcher(SequenceBatcher):
     def _joins(self, instance: Instance) -> None:
         self._ready[instance] = {}
 
-    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[tuple[Request, SequenceId]]:
+    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[tuple[Request, SequenceId, int]]:
         self._idle.discard(instance)
         self._due.pop(instance, None)
         del self._ready[instance]
@@ -117,7 +117,7 @@ class DirectBatcher(SequenceBatcher):
                 requests.append(request)
                 told = self._told(request, slot)
                 options.append(told)
-                extras.append(controls.of(told or request.options, slot))
+                extras.append(self._added(request, told or request.options, slot, slot.number))
                 sequences.append(slot.number)
                 if self._iterative:
                     slot.running = request

@@ -54,7 +54,7 @@ class OldestBatcher(SequenceBatcher):
             self._max_batch_size, self._preferred, self._delay_us, self._grouping, None, self._hold_each
         )
 
-    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[tuple[Request, SequenceId]]:
+    def _leaves(self, instance: Instance, slots: Iterable[SequenceSlot]) -> list[tuple[Request, SequenceId, int]]:
         self._due.pop(instance, None)
         for slot in slots:
             self._ready.pop(slot, None)
@@ -62,7 +62,8 @@ class OldestBatcher(SequenceBatcher):
         for request in self._batchers.pop(instance).drain():
             sequence = request.options.correlation_id
             candidate = self._candidates.pop(request, None)
-            lost.append((request, sequence or (0 if candidate is None else candidate[0].sequence)))
+            slot_sequence, number = (0, 0) if candidate is None else (candidate[0].sequence, candidate[1])
+            lost.append((request, sequence or slot_sequence, number))
         return lost
 
     def _idles(self, instance: Instance) -> None:
@@ -86,6 +87,8 @@ class OldestBatcher(SequenceBatcher):
         slot.running = None
         if slot.number != number:
             # The request was the last of its sequence. The slot may be the next one's, which may be over, too.
+            if self.states is not None:
+                self.states.drop(number)
             if slot.queue:
                 self._filled(slot)
             elif slot.number:
@@ -144,7 +147,7 @@ class OldestBatcher(SequenceBatcher):
             self._executing[request] = slot
             told = self._told(request, slot)
             options.append(told)
-            extras.append(self._controls.of(told or request.options, slot))
+            extras.append(self._added(request, told or request.options, slot, number))
             sequences.append(number)
         work = Work.of_slots(work.requests, extras if any(extras) else None)
         work.options = options if any(options) else None

@@ -1,0 +1,118 @@
+"""The backend's functions: a frame's detections come in, and the tracks that it shows go out.
+
+A camera is a sequence. The server keeps its tracks, gives their bytes with each request, and takes the new ones back
+(`find.STATES_WITH_SERVER`). So an instance remembers nothing between two requests: it may be killed, and another one
+may get the next request.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+
+from stubserve_stub.backends.base import InstanceSetup, ModelFiles
+from stubserve_stub.backends.loading import import_package, refuse_gpu
+from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse, Output
+from stubserve_stub.backends.tracking import contract
+from stubserve_stub.backends.tracking.options import Options, options_of
+from stubserve_stub.backends.tracking.tracks import Tracks
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire import codes
+
+
+class TrackingBackend(NativeBackend):
+    completes_config = True
+    serves_after_completion = True
+    writes_inputs = False
+    gets_states = True
+    _options: Options
+
+    def model_initialize(self, model: ModelFiles) -> None:
+        import_package("scipy", "tracking")
+        self._assign = importlib.import_module("scipy.optimize").linear_sum_assignment
+
+    def complete_config(self, model: str, config_json: str) -> str:
+        config: Dict[str, Any] = json.loads(config_json)
+        contract.complete(config)
+        return json.dumps(config)
+
+    def instance_initialize(self, instance: InstanceSetup) -> None:
+        super().instance_initialize(instance)
+        refuse_gpu(instance, "tracking")
+        contract.validate(self.config)
+        self._options = options_of(self.config)
+
+    def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
+        responses = []
+        for request in requests:
+            try:
+                responses.append(NativeResponse(self._outputs(request)))
+            except Refusal as refusal:
+                responses.append(NativeResponse(error=str(refusal), code=refusal.code))
+        return responses
+
+    def _outputs(self, request: NativeRequest) -> Sequence[Output]:
+        """Raises Refusal for detections that make no sense."""
+        boxes = self._boxes(request)
+        scores = self._column(request, contract.SCORES, np.ones(len(boxes), np.float32))
+        classes = self._column(request, contract.CLASSES, np.zeros(len(boxes), np.int64))
+        self._refuse(contract.SCORES, scores, np.isfinite(scores), "which is no finite number")
+        state = request.inputs.get(contract.STATE_INPUT)
+        if state is None:
+            tracks = Tracks(self._options, self._assign)
+        else:
+            tracks = Tracks.read(self._options, self._assign, state.memory)
+        seen = tracks.update(boxes, scores)
+        made = {
+            contract.TRACK_BOXES: boxes[seen.detections],
+            contract.TRACK_IDS: seen.identities,
+            contract.TRACK_CLASSES: classes[seen.detections],
+            contract.TRACK_SCORES: scores[seen.detections],
+            contract.TRACK_AGES: seen.ages,
+        }
+        outputs = [self._output(name, made[name]) for name in request.outputs if name in made]
+        outputs.append(self._output(contract.STATE_OUTPUT, np.frombuffer(tracks.state(), np.uint8)))
+        return outputs
+
+    def _boxes(self, request: NativeRequest) -> Any:
+        view = request.inputs.get(contract.BOXES)
+        if view is None:
+            text = "a request to model '{}' must have the input '{}'"
+            raise Refusal(text.format(self.config["name"], contract.BOXES), codes.INVALID_ARG)
+        count, most = view.shape[-2], self._options.most_detections
+        if count > most:
+            text = "input '{}' of model '{}' has {} boxes, and the parameter most_detections allows {}"
+            raise Refusal(text.format(view.name, self.config["name"], count, most), codes.INVALID_ARG)
+        boxes = np.frombuffer(view.memory, np.float32).reshape(count, 4)
+        self._refuse(view.name, boxes, np.isfinite(boxes).all(axis=1), "which has numbers that are not finite")
+        upright = (boxes[:, :2] <= boxes[:, 2:]).all(axis=1)
+        self._refuse(view.name, boxes, upright, "which has a negative size: a box is x1, y1, x2, y2")
+        return boxes
+
+    def _column(self, request: NativeRequest, name: str, default: Any) -> Any:
+        """An input with one number for each box; `default` where a request leaves it out."""
+        view = request.inputs.get(name)
+        if view is None:
+            return default
+        if view.shape[-1] != len(default):
+            text = "input '{}' of model '{}' has {} numbers for {} boxes"
+            raise Refusal(text.format(name, self.config["name"], view.shape[-1], len(default)), codes.INVALID_ARG)
+        return np.frombuffer(view.memory, default.dtype)
+
+    def _refuse(self, name: str, values: Any, good: Any, why: str) -> None:
+        """Raises Refusal that names the first of `values` that is not `good`."""
+        if not good.all():
+            index = int(np.argmin(good))
+            raise Refusal(
+                "input '{}' of model '{}': detection {} is {}, {}".format(
+                    name, self.config["name"], index, values[index].tolist(), why
+                ),
+                codes.INVALID_ARG,
+            )
+
+    def _output(self, name: str, array: Any) -> Output:
+        shape = [1, *array.shape] if self._batches else list(array.shape)
+        return Output(name, contract.DATATYPES[name], shape, np.ascontiguousarray(array))
