@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,12 @@ BOXES = {"name": "BOXES", "data_type": "TYPE_FP32", "dims": [-1, 4]}
 def test_configurations_of_something_else(more: dict[str, Any], text: str) -> None:
     with pytest.raises(Refusal, match=text):
         contract.validate(completed(**more))
+
+
+def test_an_environment_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(Refusal, match=r"the backend tracking needs the package scipy, .*'stubserve\[tracking\]'"):
+        TrackingBackend().model_initialize(ModelFiles("", "", "", ()))
 
 
 # Requests
