@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ def nothing() -> None:
     pass
 
 
-@contextmanager
+@contextlib.contextmanager
 def answering(*answers: bytes | Callable[[socket.socket, bytes], None]) -> Iterator[tuple[str, list[bytes]]]:
     """A server that gives these answers, one a connection: its address, and the requests that it has got."""
     requests: list[bytes] = []
@@ -182,7 +182,9 @@ def test_who_waits_can_be_called_away(sent: bytes) -> None:
     def silent(connection: socket.socket, head: bytes) -> None:
         connection.sendall(sent)
         away.set()
-        assert connection.recv(1) == b""
+        # The client closes its end, perhaps before it has read everything.
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
 
     def watch() -> None:
         if away.is_set():
