@@ -61,7 +61,7 @@ test: install
 	$(BIN)/python -m pytest $(ARGS)
 
 # The other tests: they take long, or need the examples' packages, a store of S3 or mypy.
-test-long: install $(VENV)/.with-dev $(VENV)/.with-examples $(VENV)/.with-long
+test-long: install $(VENV)/.with-client $(VENV)/.with-dev $(VENV)/.with-examples $(VENV)/.with-long
 	$(BIN)/python -m pytest -m long $(ARGS)
 
 # How much of the sources `test` and `test-long` reach, in servers and stubs too. Each start of one takes twice as long
