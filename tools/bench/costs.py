@@ -202,7 +202,7 @@ def interval(figures: Sequence[float]) -> tuple[float, float]:
 
 
 def all_options(installed: bool = True) -> list[Option]:
-    """All options, less those whose load generators are missing here if only what is installed is wanted."""
+    """All options. With `installed`, only those that have their load generators here."""
     found = [
         Option("nothing", "control", lambda _: (), lambda _: HttpInStep()),
         Option("tracing at 1 %", "traced", _tracing, lambda _: HttpInStep()),

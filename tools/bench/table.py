@@ -11,7 +11,7 @@ from .workloads import AnalyzerLoad, BatchedLoad, BulkLoad, StartUp, Workload, W
 
 
 def all_workloads(installed: bool = True) -> list[Workload]:
-    """Every workload, less those whose tools or packages are missing here if only what is installed is wanted."""
+    """Every workload. With `installed`, only those that have their tools and packages here."""
 
     def there(*needed: bool) -> bool:
         return not installed or all(needed)

@@ -2,8 +2,8 @@
 
 Each function has had several forms. The driver is asked for a form by the version of CUDA that brought it
 (`cuGetProcAddress`), so a newer driver gives the same form for ever. The driver has to know `cuGetProcAddress`, as
-those for CUDA 11.3 and later do. `FUNCTIONS` has what stubs use and no more; whoever needs another function names it
-in the same manner (`Functions.find`). A test compares the table with NVIDIA's header.
+those for CUDA 11.3 and later do. `FUNCTIONS` has what stubs use and no more; a module that needs another function names
+it in the same manner (`Functions.find`). A test compares the table with NVIDIA's header.
 
 A call costs about 1 µs more than the function.
 """

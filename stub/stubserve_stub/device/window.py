@@ -7,8 +7,8 @@ a tensor may lie across chunks.
 
 Guarantees:
 
-- The kernel counts who has a chunk. When its maker dies, whoever has mapped it keeps it with its bytes; a chunk that
-  nobody maps, and whose descriptors are closed, is free again.
+- The kernel counts the processes that have a chunk. When its maker dies, the processes that have mapped it keep it with
+  its bytes. A chunk is free again when no process maps it and its descriptors are closed.
 - An address is given only for bytes whose chunks are all mapped.
 - A chunk that could not be made or taken leaves nothing behind.
 

@@ -3,8 +3,8 @@
 FFmpeg has a client for HTTP of its own, which resolves names and follows redirects as it likes. This one connects only
 by way of `Networks`, for each redirect and each part of a playlist anew. Proxies of the environment are not used.
 
-Whoever reads waits in short turns, and asks `watch` in each: so a stream whose client has gone ends while its source
-says nothing. `watch` raises what is to end the reading.
+A read waits in short turns, and asks `watch` in each. So a stream ends when its client has gone, though its source says
+nothing. `watch` raises what is to end the reading.
 """
 
 from __future__ import annotations
