@@ -25,11 +25,11 @@ STEPS = 16
 CONNECTIONS = 64
 
 
-def all_loads() -> list[SequenceLoad]:
-    """Every workload of them, in the order of the table."""
+def all_loads(installed: bool = True) -> list[SequenceLoad]:
+    """Every workload of them, in the order of the table. With `installed`, only those that have their tools here."""
     models = {"direct": True, "oldest": False}
     found: list[SequenceLoad] = []
-    if wrk.available():
+    if wrk.available() or not installed:
         found += [HttpSequences(model, texts) for model, texts in models.items()]
     return [*found, *(StreamedSequences(model, texts) for model, texts in models.items())]
 

@@ -20,10 +20,10 @@ from .workloads import Figures, Subject, figures_with_cpu
 Make = Callable[[Variety], VariedRequest]
 
 
-def all_loads() -> list[VariedLoad | VariedGrpcLoad]:
-    """Every workload of them, in the order of the table."""
+def all_loads(installed: bool = True) -> list[VariedLoad | VariedGrpcLoad]:
+    """Every workload of them, in the order of the table. With `installed`, only those that have their tools here."""
     found: list[VariedLoad | VariedGrpcLoad] = []
-    if wrk.available():
+    if wrk.available() or not installed:
         found += [
             VariedLoad("binary", 1, lambda variety: variety.binary("mixed")),
             VariedLoad("binary", 16, lambda variety: variety.binary("mixed")),
