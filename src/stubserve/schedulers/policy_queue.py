@@ -120,9 +120,9 @@ class _Level:
     def __init__(self, number: int, policy: QueuePolicy) -> None:
         self.number = number
         self.policy = policy
-        # Each request with its deadline, 0 for none
+        # Each request with the deadline that it still has, 0 for none
         self.unexpired: OrderedDict[Request, int] = OrderedDict()
-        self.delayed: OrderedDict[Request, None] = OrderedDict()
+        self.delayed: OrderedDict[Request, int] = OrderedDict()
         # Requests that have a place and are in no line
         self.beside: dict[Request, None] = {}
         # The shares of the clients, from when the level is full until it is half empty
@@ -204,15 +204,12 @@ class PolicyQueue:
         """Removes and returns the first `count` requests."""
         taken: list[Request] = []
         for level in self._order:
-            while level.unexpired and len(taken) < count:
-                request, deadline_ns = level.unexpired.popitem(last=False)
-                self._forget_deadline(deadline_ns)
-                taken.append(request)
-                level.has_left(request)
-            while level.delayed and len(taken) < count:
-                request = level.delayed.popitem(last=False)[0]
-                taken.append(request)
-                level.has_left(request)
+            for line in (level.unexpired, level.delayed):
+                while line and len(taken) < count:
+                    request, deadline_ns = line.popitem(last=False)
+                    self._forget_deadline(deadline_ns)
+                    taken.append(request)
+                    level.has_left(request)
             if len(taken) == count:
                 break
         self._size -= len(taken)
@@ -232,7 +229,7 @@ class PolicyQueue:
             del level.unexpired[request]
             self._live_deadlines -= 1
             if level.policy.delay_expired:
-                level.delayed[request] = None
+                level.delayed[request] = 0
             else:
                 self._size -= 1
                 level.has_left(request)

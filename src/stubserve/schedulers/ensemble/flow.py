@@ -67,19 +67,6 @@ class EnsembleFlow(Generic[T]):
     `runs` are to be run now, `responses` to be answered now; see `take_runs` and `take_responses`.
     """
 
-    __slots__ = (
-        "_answers",
-        "_first",
-        "_returned",
-        "_route",
-        "_turns",
-        "_under_way",
-        "answered",
-        "error",
-        "responses",
-        "runs",
-    )
-
     def __init__(self, plan: EnsemblePlan, requested: Collection[str] | None = None) -> None:
         self._route = route = plan.route(requested)
         self._first: _Turn[T] = _Turn(route.needs)
@@ -92,7 +79,6 @@ class EnsembleFlow(Generic[T]):
         self._returned: list[T] = []
         self.runs: list[StepRun[T]] = []
         self.responses: list[dict[str, T]] = []
-        self.answered = 0
         self.error: ServeError | None = None
 
     @property
@@ -213,7 +199,6 @@ class EnsembleFlow(Generic[T]):
         outputs = self._take(turn, self._route.takes[-1])
         if self.error is None:
             self.responses.append(outputs)
-            self.answered += 1
         else:
             self._returned += outputs.values()
 

@@ -26,22 +26,6 @@ class SequenceSlot:
     control inputs of a request in the middle of a sequence, with its id, once they have been made.
     """
 
-    __slots__ = (
-        "again",
-        "controls",
-        "gone",
-        "index",
-        "instance",
-        "joined",
-        "last_ns",
-        "number",
-        "over",
-        "queue",
-        "running",
-        "sequence",
-        "watched",
-    )
-
     def __init__(self, instance: Instance, joined: int, index: int) -> None:
         self.instance = instance
         self.joined = joined
@@ -68,12 +52,8 @@ class SlotQueues:
     def __init__(self) -> None:
         self._slot_of: dict[Request, SequenceSlot] = {}
 
-    def add(self, slot: SequenceSlot, request: Request) -> None:
-        """Puts a request behind the others."""
-        slot.queue.append(request)
-        self._slot_of[request] = slot
-
-    def add_all(self, slot: SequenceSlot, requests: Collection[Request]) -> None:
+    def add(self, slot: SequenceSlot, requests: Collection[Request]) -> None:
+        """Puts requests behind the others."""
         slot.queue.extend(requests)
         self._slot_of.update(dict.fromkeys(requests, slot))
 
@@ -176,9 +156,10 @@ class Slots:
         """The closed instances without a taken slot, and those that are gone: each once."""
         if not self._closing:
             return []
-        vacant = [instance for instance in self._closing if self._is_vacant(instance)]
-        self._closing.difference_update(vacant)
-        return vacant
+        taken = [instance for instance in self._closing if (row := self._rows.get(instance)) is not None and row.taken]
+        vacant = self._closing.difference(taken)
+        self._closing.intersection_update(taken)
+        return list(vacant)
 
     def take(self) -> SequenceSlot | None:
         """The free slot with the lowest index; among equals, that of the instance that joined first."""
@@ -211,10 +192,6 @@ class Slots:
     def used(self) -> list[SequenceSlot]:
         """All slots that were ever used."""
         return [slot for row in self._rows.values() for slot in row.slots]
-
-    def _is_vacant(self, instance: Instance) -> bool:
-        row = self._rows.get(instance)
-        return row is None or not row.taken
 
 
 class Departures:
