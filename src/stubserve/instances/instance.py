@@ -157,7 +157,7 @@ class Instance:
         """The instance as the target of calls; None if it takes no calls, now or later."""
         if self.passive or self.state is InstanceState.FAILED or self.state is InstanceState.STOPPED:
             return None
-        return waiting.Starting(self.name) if self.stub is None else self.stub.work
+        return waiting.Coming(self.name) if self.stub is None else self.stub.work
 
     @property
     def checks_readiness(self) -> bool:

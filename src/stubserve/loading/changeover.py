@@ -74,7 +74,7 @@ class Changeover:
         versions, on_disk = await self._look(candidate)
         staying = self._staying(candidate, versions)
         if self._is_as_served(candidate, versions):
-            if all(model.stands() and not model.down() for model in self._loaded[name].models):
+            if self._loaded[name].fine:
                 log.debug("'%s' serves already, and nothing of it has changed", name)
                 self._confirm(name, on_disk)
                 return ()
@@ -133,9 +133,7 @@ class Changeover:
     def goes_on(self, candidate: Candidate) -> bool:
         """Whether its load has nothing to do; then the serving versions go on."""
         loaded = self._loaded.get(candidate.folder.key)
-        if loaded is None or not candidate.is_same(loaded.candidate):
-            return False
-        if not all(model.stands() and not model.down() for model in loaded.models):
+        if loaded is None or not candidate.is_same(loaded.candidate) or not loaded.fine:
             return False
         self._registry.entry(candidate.folder.key).reason = ""
         return True
@@ -249,7 +247,11 @@ class Changeover:
         self._loaded[name] = loaded
         if old is not None:
             replaced = [model for model in old.models if model not in loaded.models]
-            _hand_over_sequences(replaced, loaded.models)
+            # Sequences go on where they are, by way of the new model of the same version, or of the latest.
+            heirs = {model.version: model for model in loaded.models if isinstance(model, SequenceModel)}
+            for former in replaced:
+                if heirs and isinstance(former, SequenceModel):
+                    heirs.get(former.version, heirs[max(heirs)]).takes_over_from(former)
             self._retiring.begin(Loaded(old.candidate, replaced), leaving)
 
     def _give_up(
@@ -281,14 +283,6 @@ class Changeover:
 
 
 _GIVEN_UP = "the load was given up"
-
-
-def _hand_over_sequences(replaced: Sequence[ServedModel], models: Sequence[ServedModel]) -> None:
-    """Sequences of replaced models go on there, by way of the new model of the same version, or of the latest."""
-    heirs = {model.version: model for model in models if isinstance(model, SequenceModel)}
-    for former in replaced:
-        if heirs and isinstance(former, SequenceModel):
-            heirs.get(former.version, heirs[max(heirs)]).takes_over_from(former)
 
 
 def _outcome(

@@ -141,13 +141,14 @@ class ModelControl:
         keys = [name]
         if self._settings.namespacing:
             keys = await self._repositories.aside(partial(self._repositories.keys, name))
-        await all_of(self._load_key(key, config, files or {}, asked_in) for key in keys)
 
-    async def _load_key(self, key: str, config: str | None, files: Mapping[str, bytes], asked_in: Turn | None) -> None:
-        self._asked_for.add(key)
-        leaving = await self._changes.run(lambda outer: self._load_and_settle(key, config, files, outer), asked_in)
-        if leaving and asked_in is None:
-            await asyncio.wait(leaving)
+        async def load(key: str) -> None:
+            self._asked_for.add(key)
+            leaving = await self._changes.run(partial(self._load_and_settle, key, config, files or {}), asked_in)
+            if leaving and asked_in is None:
+                await asyncio.wait(leaving)
+
+        await all_of(map(load, keys))
 
     async def unload(self, name: str, dependents: bool = False, asked_in: Turn | None = None) -> None:
         """Unloads a model if it is there. Does not wait for its requests. Raises ServeError.

@@ -8,10 +8,10 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from stubserve.environments.resolve import Environments
-from stubserve.instances.launcher import Launcher, Program, StubOptions
+from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.services import Services
 from stubserve.instances.threads import thread_variables, threads_per_instance
 from stubserve.loading.program import check_python_parameters, environment_of, locate_program, missing_parts
@@ -45,16 +45,23 @@ class Launchers:
         A program that is not there fails in the stub. Raises ServeError.
         """
         name, config = candidate.folder.name, candidate.config
-        files = await asyncio.to_thread(_find_files, candidate, version, self._settings.backend_directory)
-        program, model_dir = files.program, files.model_dir
-        program = replace(program, settings=self._settings.backend_settings(program.backend))
-        if files.program_is_missing:
+        settings = self._settings
+        program, missing, hints, model_dir, version_dir = await asyncio.to_thread(
+            _find_files, candidate, version, settings.backend_directory
+        )
+        program = replace(program, settings=settings.backend_settings(program.backend))
+        if missing:
             # The same words as in upstream's log.
             log.info("Failed to preinitialize Python stub: Python model file not found in '%s'", program.file)
-        for hint in files.hints if self._hints else ():
+        for hint in hints if self._hints else ():
             log.warning("model '%s': %s:%d: %s", name, program.file, hint.line, hint.text)
         config = with_runtime(config, program.runtime)
-        self._mention_batch_size(config.backend)
+        # A backend's setting of batch sizes has no effect with Python models. The words are upstream's.
+        size = settings.backend_setting(config.backend, _MAX_BATCH_SIZE)
+        if size is None:
+            log.debug("Adding default backend config setting: %s,4", _MAX_BATCH_SIZE)
+        else:
+            log.debug("Found overwritten default setting: %s,%s", _MAX_BATCH_SIZE, size)
         for _, part in missing_parts(config):
             log.warning("model '%s': %s", name, part)
         environment = await environment_of(program, self._environments, config, model_dir)
@@ -65,39 +72,29 @@ class Launchers:
         environment = services.confinement.around(environment, model_dir, name)
         if threads:
             log.debug("'%s' version %d: %d threads per instance", name, version, threads)
-        options = StubOptions(
-            self._settings.gives_terminal(name),
+        launcher = self._make(
+            self._memory,
+            environment,
+            model_dir,
+            version_dir,
+            program,
+            services,
+            settings.gives_terminal(name),
             threads,
-            self._settings.execute_timeout_secs,
-            self._settings.check_outputs,
+            settings.execute_timeout_secs,
+            settings.check_outputs,
         )
-        launcher = self._make(self._memory, environment, model_dir, files.version_dir, program, services, options)
-        return launcher, config, not files.program_is_missing
-
-    def _mention_batch_size(self, backend: str) -> None:
-        """Logs a backend's setting of batch sizes, in upstream's words; it has no other effect with Python models."""
-        size = self._settings.backend_setting(backend, _MAX_BATCH_SIZE)
-        if size is None:
-            log.debug("Adding default backend config setting: %s,4", _MAX_BATCH_SIZE)
-        else:
-            log.debug("Found overwritten default setting: %s,%s", _MAX_BATCH_SIZE, size)
+        return launcher, config, not missing
 
 
-class _Files(NamedTuple):
-    """The program and folders of a version's stubs, without links.
+def _find_files(
+    candidate: Candidate, version: int, backend_directory: Path
+) -> tuple[Program, bool, Sequence[SourceProblem], Path, Path]:
+    """The program, whether its file is missing, likely mistakes in it, and the folders of model and version.
 
-    `hints` name likely mistakes in a source that loads.
+    Folders are without links. In a thread, as disks may be slow. Raises ServeError, for the fault that upstream reports
+    first.
     """
-
-    program: Program
-    program_is_missing: bool
-    model_dir: Path
-    version_dir: Path
-    hints: Sequence[SourceProblem]
-
-
-def _find_files(candidate: Candidate, version: int, backend_directory: Path) -> _Files:
-    """Finds them, in a thread, as disks may be slow. Raises ServeError, for the fault that upstream reports first."""
     folder, config = candidate.folder, candidate.config
     model_dir = folder.path.resolve()
     program = locate_program(config, model_dir, version, backend_directory)
@@ -105,4 +102,4 @@ def _find_files(candidate: Candidate, version: int, backend_directory: Path) -> 
     check_python_parameters(config)
     missing = program.file is not None and not program.file.is_file()
     hints = [] if program.file is None or missing else misspelt_hooks(program.file)
-    return _Files(program, missing, model_dir, folder.version_path(version).resolve(), hints)
+    return program, missing, hints, model_dir, folder.version_path(version).resolve()

@@ -131,12 +131,15 @@ class Loader:
         name = folder.name
         launcher, config, has_program = await self._launchers.of(candidate, version, services)
         # Before any stub reads them: a stub that has read older ones is then found out (`_differs`).
-        files = await self._files_of(launcher)
+        is_shared = self._cache is not None and self._cache.is_shared
+        files = await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program) if is_shared else b""
         specs = instances_of(config)
         first: Stub | None = None
         model: InstanceModel | None = None
         config_json = render_json(config)
-        asleep = has_program and self._starts_asleep(candidate)
+        # Its first request starts it, if its configuration needs no completion by the model.
+        complete = candidate.has_config and bool(config.input) and bool(config.output)
+        asleep = self._settings.start_asleep and has_program and complete
         if self._completes and not asleep:
             first, config, config_json = await self._complete(launcher, specs[0].name, config, candidate.has_config)
             specs = instances_of(config)
@@ -149,7 +152,7 @@ class Loader:
             model.signature.labels = labels
             model.tracing = self._tracing(name)
             model.latencies = self._latencies(config)
-            if files is not None:
+            if files:
                 model.identity = of_files(config, version, files)
             self._use_cache(model)
             warm_up = await self._warm_up(model, folder.path)
@@ -170,11 +173,6 @@ class Loader:
                 model.unlimit(model.instances)
             raise
         return model
-
-    def _starts_asleep(self, candidate: Candidate) -> bool:
-        """Whether its first request starts it: its configuration needs no completion by the model."""
-        complete = candidate.has_config and candidate.config.input and candidate.config.output
-        return self._settings.start_asleep and bool(complete)
 
     async def update(self, model: InstanceModel, candidate: Candidate, services: Services) -> InstanceUpdate:
         """The change of a serving version's instances to those of `candidate`, which has no other difference.
@@ -212,12 +210,6 @@ class Loader:
                 "model '%s': 'rate_limiter' has no effect without --rate-limit=execution_count",
                 config.name,
             )
-
-    async def _files_of(self, launcher: Launcher) -> bytes | None:
-        """The digest of a version's files; None if no cache is shared."""
-        if self._cache is None or not self._cache.is_shared:
-            return None
-        return await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program)
 
     def _use_cache(self, model: InstanceModel | EnsembleModel) -> None:
         if not model.config.response_cache.enable:

@@ -172,14 +172,6 @@ class Delivery:
         except Exception:
             log.exception("outputs of model '%s' could not be traced", self._signature.model)
 
-    def _trace_end(self, request: Request, trace: Trace) -> None:
-        """The final response has been passed on."""
-        trace.sent_ns = time.monotonic_ns()
-        if request.compute_start_ns and not request.compute_end_ns and not trace.cut_off:
-            self._traced.append(request)  # its sender was faster than the result of its batch
-        else:
-            self._end_trace(request)
-
     def _pass_on(self, request: Request, response: Response) -> None:
         trace = request.trace
         if trace is not None:
@@ -201,7 +193,11 @@ class Delivery:
                 if tensor.span is not None:
                     tensor.span.drop()
             if trace is not None:
-                self._trace_end(request, trace)
+                trace.sent_ns = time.monotonic_ns()
+                if request.compute_start_ns and not request.compute_end_ns and not trace.cut_off:
+                    self._traced.append(request)  # its sender was faster than the result of its batch
+                else:
+                    self._end_trace(request)
             draining = self._draining
             draining.under_way -= 1
             if draining.awaited:

@@ -23,6 +23,7 @@ from stubserve.errors import ServeError, unavailable
 from stubserve.inference.request import OTHER_FAILURE, REJECTED, SUCCESS, Request, Response
 from stubserve.inference.served_model import BlockingCall, InstanceFacts, ModelFinder, ServedModel, Waiter
 from stubserve.inference.statistics import ModelStatistics
+from stubserve.instances.waiting import Coming
 from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
 from stubserve.schedulers.policy_queue import PolicyQueue, PriorityLevels
@@ -67,7 +68,7 @@ class EnsembleModel(AnsweringModel):
         self._places: PolicyQueue | None = None
         self._max_queue_size = max_queue_size
         self._runs: dict[Request, EnsembleRun] = {}
-        self._coming = _ComingRun(name, self._coming_calls)
+        self._coming = Coming(name, self._coming_calls)
         self._poll_is_due = False
         self.poll = self._run = self._begin_runs
         self._poll_soon = self._begin_runs_soon
@@ -224,7 +225,7 @@ class EnsembleModel(AnsweringModel):
         return (self._coming if run is None else run,)
 
     def _coming_calls(self) -> Sequence[BlockingCall]:
-        """The calls that a request which has not begun will wait for (`_ComingRun`)."""
+        """The calls that a request which has not begun will wait for."""
         calls = []
         for step in self.plan.steps:
             try:
@@ -254,17 +255,6 @@ class EnsembleModel(AnsweringModel):
 
     def _unavailable(self) -> ServeError:
         return unavailable(f"ensemble '{self.name}' version {self.version} is not served any more")
-
-
-class _ComingRun:
-    """The waiter of a run that has not begun."""
-
-    def __init__(self, name: str, waits_for: Callable[[], Sequence[BlockingCall]]) -> None:
-        self.name = name
-        self.waits_for = waits_for
-
-    def has(self, request: Request) -> bool:
-        return False
 
 
 def _of_member(step: Step, reason: str) -> str:

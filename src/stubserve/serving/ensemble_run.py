@@ -71,24 +71,6 @@ class EnsembleRun:
     steps.
     """
 
-    __slots__ = (
-        "_at_gates",
-        "_calls",
-        "_ensemble",
-        "_flow",
-        "_kept",
-        "_looking",
-        "_members",
-        "_over",
-        "_pauses",
-        "_transient",
-        "infer_ns",
-        "input_ns",
-        "name",
-        "output_ns",
-        "request",
-    )
-
     def __init__(self, ensemble: Ensemble, request: Request) -> None:
         self.request = request
         self.name = ensemble.name
@@ -163,19 +145,13 @@ class EnsembleRun:
             for run in runs:
                 if self._pauses is not None:
                     self._pauses.begun(run.step)
-                if self._at_gates is None or self._passes(run, self._at_gates):
+                if self._at_gates is None or self._at_gates.enter(run, self._go):
                     self._submit(run)
+                elif flow.error is not None:
+                    self._give_up_waiting()
         self._looking = False
         if flow.over and not self._over:
             self._end()
-
-    def _passes(self, run: StepRun[FlowTensor], gates: RunsAtGates) -> bool:
-        """Whether a run has passed its gate; if not it waits, or has been given up."""
-        if gates.enter(run, self._go):
-            return True
-        if self._flow.error is not None:
-            self._give_up_waiting()
-        return False
 
     def _go(self, run: StepRun[FlowTensor]) -> None:
         """The gate has opened for this run."""
@@ -219,16 +195,13 @@ class EnsembleRun:
                 self._ended(run)
             self._look()
             if not response.final:
-                self._made_pauses().keep(request, run.step)
+                if self._pauses is None:
+                    self._pauses = StepPauses(self.request, flow.readers_of, self._at_gates)
+                    for under_way in [*(one.run for one in self._calls), *(self._at_gates or ())]:
+                        self._pauses.begun(under_way.step)
+                self._pauses.keep(request, run.step)
         except Exception:
             self._break_off()
-
-    def _made_pauses(self) -> StepPauses:
-        if self._pauses is None:
-            self._pauses = pauses = StepPauses(self.request, self._flow.readers_of, self._at_gates)
-            for run in [*(call.run for call in self._calls), *(self._at_gates or ())]:
-                pauses.begun(run.step)
-        return self._pauses
 
     def _ended(self, run: StepRun[FlowTensor]) -> None:
         """The step's request is over, or was never submitted."""
@@ -271,12 +244,8 @@ class EnsembleRun:
         kept, self._kept = self._kept, None
         error = self._flow.error
         if error is None and kept is None and not self._ensemble.signature.decoupled:
-            error = self._told(
-                invalid(
-                    f"{self.request.id_prefix}unexpected deadlock, at least one output is not set while no more "
-                    "ensemble steps can be made"
-                )
-            )
+            text = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+            error = self._told(invalid(self.request.id_prefix + text))
         if error is None:
             if kept is not None:
                 kept.final = True

@@ -79,6 +79,8 @@ class InstanceModel(AnsweringModel):
         dispatcher = self._dispatcher
         try:
             if not dispatcher.serving:
+                if self.down():
+                    raise self._unavailable()
                 self._wake()
             if follows:
                 dispatcher.take_place(request)
@@ -213,8 +215,7 @@ class InstanceModel(AnsweringModel):
             if instance.state is InstanceState.READY:
                 self.on_ready(instance)
         tasks = [task for instance in leaving for task in self._let_go(instance, stop_timeout_s)]
-        if self._sleep is not None and self._sleep.asleep:
-            self._sleep.wake()
+        self._wake()
         self._refuse_if_down()
         return tasks
 
@@ -251,11 +252,8 @@ class InstanceModel(AnsweringModel):
 
     def down(self) -> bool:
         """Whether no instance serves, sleeps, or will be restarted in time."""
-        return (
-            not self._dispatcher.serving
-            and self._outage is None
-            and not (self._sleep is not None and self._sleep.asleep)
-        )
+        asleep = self._sleep is not None and self._sleep.asleep
+        return not (self._dispatcher.serving or self._outage is not None or asleep)
 
     def why_not_ready(self) -> str:
         """Empty if every instance is ready, else the reason of the first that is not."""
@@ -287,12 +285,10 @@ class InstanceModel(AnsweringModel):
 
     @property
     def in_use(self) -> int:
-        """The number of reasons that keep it from sleeping."""
         return self.under_way
 
     @property
     def answered(self) -> int:
-        """Requests that were ever answered, without those from the cache."""
         statistics = self.statistics
         return statistics.success_count - statistics.cache_hit_count + statistics.fail_count
 
@@ -304,9 +300,6 @@ class InstanceModel(AnsweringModel):
             self._delivery.fail(self._dispatcher.drain(), error, OTHER_FAILURE)
 
     def _wake(self) -> None:
-        """Starts sleeping instances. Raises ServeError if no instance is expected."""
-        if self.down():
-            raise self._unavailable()
         if self._sleep is not None and self._sleep.asleep:
             self._sleep.wake()
 

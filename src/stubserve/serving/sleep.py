@@ -35,12 +35,10 @@ class Sleeper(Protocol):
     version: int
 
     @property
-    def instances(self) -> Sequence[Instance]:
-        """The instances that are wanted."""
+    def instances(self) -> Sequence[Instance]: ...
 
     @property
-    def under_way(self) -> int:
-        """Requests that are not answered to their end."""
+    def under_way(self) -> int: ...
 
     @property
     def in_use(self) -> int:
@@ -48,13 +46,11 @@ class Sleeper(Protocol):
 
     @property
     def answered(self) -> int:
-        """Requests that were answered, ever."""
+        """Requests that were ever answered, without those from the cache."""
 
-    def on_asleep(self, instance: Instance) -> None:
-        """An instance takes no more work for now."""
+    def on_asleep(self, instance: Instance) -> None: ...
 
-    def on_cannot_wake(self, error: ServeError) -> None:
-        """No instance could be started."""
+    def on_cannot_wake(self, error: ServeError) -> None: ...
 
 
 class Sleep:
