@@ -62,7 +62,6 @@ class ServerFacts(InferenceServer, Protocol):
     @property
     def http_access(self) -> Access | None:
         """The rules for routes; None where everybody may use all."""
-        ...
 
     @property
     def registry(self) -> Registry: ...

@@ -145,12 +145,10 @@ class Instance:
             return f"instance '{self.name}' is starting"
         if self.state is InstanceState.DRAINING or self.state is InstanceState.STOPPED:
             return f"instance '{self.name}' is {self.state.value}"
-        restarting = (
-            "it is being restarted"
-            if self.state is InstanceState.RESTARTING
-            else (f"it died {self.policy.restarts + 1} times in a row and is not restarted (--stub-restart-limit)")
-        )
-        return f"{self.last_error} {restarting[0].upper()}{restarting[1:]}."
+        if self.state is InstanceState.RESTARTING:
+            return f"{self.last_error} It is being restarted."
+        times = self.policy.restarts + 1
+        return f"{self.last_error} It died {times} times in a row and is not restarted (--stub-restart-limit)."
 
     @property
     def waiter(self) -> Waiter | None:

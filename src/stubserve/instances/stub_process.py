@@ -80,9 +80,11 @@ class StubProcess:
         self._oom_kills_before = oom_kills()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             # Each of these may find no free descriptor.
-            self.doorbell_out, self.doorbell_in, self.answer_doorbell = doorbells = [
-                _eventfd(flags, ours) for flags in (0, os.EFD_NONBLOCK, 0)
-            ]
+            doorbells: list[int] = []
+            for flags in (0, os.EFD_NONBLOCK, 0):
+                doorbells.append(os.eventfd(0, os.EFD_CLOEXEC | flags))
+                ours.callback(os.close, doorbells[-1])
+            self.doorbell_out, self.doorbell_in, self.answer_doorbell = doorbells
             self._control, control = map(ours.enter_context, socket.socketpair())
             self._control.setblocking(False)
             theirs.callback(control.close)
@@ -247,12 +249,6 @@ class Health:
             return 0
         # `shared` is memory that is backed by a file: libraries, and the arena.
         return (resident - shared) * _PAGE_BYTES
-
-
-def _eventfd(flags: int, stack: contextlib.ExitStack) -> int:
-    descriptor = os.eventfd(0, os.EFD_CLOEXEC | flags)
-    stack.callback(os.close, descriptor)
-    return descriptor
 
 
 def _exhaust(read: Callable[[], bool]) -> None:

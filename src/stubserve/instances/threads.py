@@ -2,7 +2,7 @@
 
 OpenMP, MKL and OpenBLAS (and with them numpy, scipy and torch) start one thread per core in every process, and
 onnxruntime does the same in every session. Four instances on eight cores then run thirty-two threads and are slower
-than with eight; a container that may use two cores of sixty-four is slowed down most, because the libraries count
+than with eight. A container that may use two cores of sixty-four is slowed down most: the libraries count all cores.
 
 Nothing is set if it would change nothing: for one instance that may use all cores. Explicit settings go first, in this
 order: the model's parameter THREADS_PER_INSTANCE (0 for no limit); variables in the server's own environment. Other

@@ -6,9 +6,7 @@ not for a model's request, as the instances may wait for that model. A load of a
 
 Models are kept apart by keys (`repositories`): with namespaces, a name means all models that have it.
 
-`dependencies` has the consequences for ensembles. They are settled when a load or unload is over, and before it is
-answered. Ensembles that need a missing model are unloaded, those that can be served again come back, and those with
-replaced members are loaded again.
+The consequences for ensembles (`ensembles`) are settled when a load or unload is over, and before it is answered.
 
 Loads and unloads of one model take turns, and each runs as a task of its own (`changes`). Retiring (`retiring`), and
 the wait for leaving instances, is not part of a turn, so a model may reload or unload itself while it executes.
@@ -30,8 +28,7 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.instances.services import ControlForModels, Services, no_model_control
 from stubserve.loading.changeover import Changeover
 from stubserve.loading.changes import Changes, Turn, Turns, all_of, as_load_error
-from stubserve.loading.dependencies import no_longer_needed, rounds
-from stubserve.loading.ensembles import Ensembles
+from stubserve.loading.ensembles import Ensembles, no_longer_needed, rounds
 from stubserve.loading.finding import Finder, Look
 from stubserve.loading.loader import Loader
 from stubserve.loading.watch import RepositoryWatch, occasions

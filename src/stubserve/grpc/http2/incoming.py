@@ -65,21 +65,6 @@ def check_prefix(flag: int, length: int, encoding: str, max_bytes: int) -> None:
 class PartialMessage:
     """A message that has arrived in part. While it arrives it counts for `connection`, and `owner` gives it up."""
 
-    __slots__ = (
-        "_arrival",
-        "_compressed",
-        "_connection",
-        "_encoding",
-        "_endpoint",
-        "_filled",
-        "_length",
-        "_max_bytes",
-        "_owner",
-        "_prefix",
-        "_ready",
-        "_short",
-    )
-
     def __init__(
         self,
         endpoint: Endpoint,

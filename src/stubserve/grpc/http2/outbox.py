@@ -42,19 +42,14 @@ class OutboxOwner(Protocol):
 
     def pump(self) -> None:
         """Sends what may be sent."""
-        ...
 
     def writable(self) -> None:
         """The client has caught up."""
-        ...
 
-    def give_up(self, error: ServeError) -> None:
-        """Gives up all that waits."""
-        ...
+    def give_up(self, error: ServeError) -> None: ...
 
     def fail(self, status: int, text: str) -> None:
         """An answer could not be made; the answers after it are gone."""
-        ...
 
 
 class Outbox:
@@ -62,21 +57,6 @@ class Outbox:
 
     `unsent` is the bytes that the client has not taken or not let in.
     """
-
-    __slots__ = (
-        "_counted",
-        "_encoding",
-        "_endpoint",
-        "_heap_bytes",
-        "_jobs",
-        "_pieces",
-        "_slow",
-        "_stream",
-        "_waits",
-        "_writer",
-        "opened",
-        "unsent",
-    )
 
     def __init__(self, endpoint: Endpoint, writer: FrameWriter, stream: OutboxOwner, encoding: str | None) -> None:
         self._endpoint = endpoint

@@ -32,8 +32,6 @@ class PreparedMessages:
     with the error of a message that could not be prepared; no message follows that.
     """
 
-    __slots__ = ("_dropped", "_jobs", "_over", "_prepare", "_server", "_take")
-
     def __init__(
         self,
         server: InferenceServer,
@@ -95,8 +93,6 @@ class PreparedMessages:
 
 class Preparation:
     """The work on one message. `message` is its current form."""
-
-    __slots__ = ("_content", "_placed", "_prepare", "_server", "_share", "message")
 
     def __init__(self, server: InferenceServer, prepare: Prepare | None, message: Message) -> None:
         self._server = server
