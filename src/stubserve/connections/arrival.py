@@ -86,11 +86,11 @@ class Arrival(Transfer):
 class ArenaArrival(Arrival):
     """A message that the socket writes into the arena: `view` is all of it, at arena offset `offset` in `block`.
 
-    Its receiver owns the block's first hold until `drop`.
+    `ready` is how many bytes of `view` may be written, from its beginning on. Its receiver owns the block's first hold
+    until `drop`.
     """
 
-    # `_committed` is how much of `view` may be touched.
-    __slots__ = ("_committed", "_start", "block", "length", "offset", "view")
+    __slots__ = ("_start", "block", "length", "offset", "ready", "view")
 
     def __init__(self, arrivals: Arrivals, connection: Hashable, owner: Owner, length: int, start: int) -> None:
         super().__init__(arrivals, connection, owner)
@@ -107,29 +107,20 @@ class ArenaArrival(Arrival):
         finally:
             self.growing = False
         # A warm block is committed as a whole.
-        self._committed = min(committed - start, length)
+        self.ready = min(committed - start, length)
         self.offset = self.block.offset + start
         self.view = self.block.view[start : start + length]
 
     @property
-    def complete(self) -> bool:
-        return self.moved == self.length
-
-    @property
     def rest(self) -> memoryview:
         """The place for the next bytes: maybe for a part of those missing, but never empty before the last has come."""
-        return self.view[self.moved : self._committed]
-
-    @property
-    def ready(self) -> int:
-        """How many bytes of `view` may be written, from its beginning on."""
-        return self._committed
+        return self.view[self.moved : self.ready]
 
     def add(self, data: memoryview) -> None:
         """Takes bytes that were received elsewhere. Raises ServeError (503); the caller must then drop the message."""
         start = self.moved
         end = start + len(data)
-        if end > self._committed:
+        if end > self.ready:
             self._grow(end)
         self.view[start:end] = data
         self.advance(len(data))
@@ -142,14 +133,13 @@ class ArenaArrival(Arrival):
             self._arrivals.forget(self)
             return True
         self.has_moved(moved)
-        if self._committed < self.length:
+        if self.ready < self.length:
             ahead = min(max(moved, FIRST_AHEAD), MOST_AHEAD)
-            if self._committed - moved < ahead // 2:
+            if self.ready - moved < ahead // 2:
                 self._grow(moved + ahead)
         return False
 
     def drop(self) -> None:
-        """Lets go of the block."""
         if self.held:
             self._arrivals.forget(self)
         self.block.drop()
@@ -162,7 +152,7 @@ class ArenaArrival(Arrival):
             committed = self._arrivals.memory.grow(self.block, wanted)
         finally:
             self.growing = False
-        self._committed = min(committed - self._start, self.length)
+        self.ready = min(committed - self._start, self.length)
 
 
 class Content:
@@ -207,7 +197,6 @@ class Content:
         return self._block.view[self._start : self._end]
 
     def drop(self) -> None:
-        """Lets go of the block."""
         self._block.drop()
 
 
@@ -239,7 +228,6 @@ class HeapArrival(Arrival):
         return data, self._share
 
     def drop(self) -> None:
-        """Lets go of the bytes so far: nobody wants them."""
         self._arrivals.forget(self)
         self._data = bytearray()
         self._share.drop()

@@ -192,10 +192,8 @@ class Acceptor:
     def _has_asked(self, client: socket.socket) -> bool:
         try:
             beginning = client.recv(_HEAD_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
         except OSError:
-            return False  # the client has gone
+            return False  # nothing has come, or the client has gone
         return len(beginning) == _HEAD_BYTES or (len(beginning) > 0 and self._asks(beginning))
 
     def _wait_outside(self, client: socket.socket) -> None:

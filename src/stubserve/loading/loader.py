@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from stubserve.instances.launcher import Launcher
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.loading.ensembles import start_ensemble
-from stubserve.loading.identity import digest_of, of_files, of_load, of_members
+from stubserve.loading.identity import digest_of, identity_of
 from stubserve.loading.launchers import Launchers
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances
@@ -125,7 +126,8 @@ class Loader:
             ensemble.tracing = self._tracing(ensemble.name)
             ensemble.latencies = self._latencies(config)
             if self._cache is not None and self._cache.is_shared:
-                ensemble.identity = of_members(config, version, [one.identity for one in ensemble.members.values()])
+                members = b"".join([one.identity for one in ensemble.members.values()])
+                ensemble.identity = identity_of(config, version, members)
             self._use_cache(ensemble)
             return ensemble
         name = folder.name
@@ -153,7 +155,7 @@ class Loader:
             model.tracing = self._tracing(name)
             model.latencies = self._latencies(config)
             if files:
-                model.identity = of_files(config, version, files)
+                model.identity = identity_of(config, version, files)
             self._use_cache(model)
             warm_up = await self._warm_up(model, folder.path)
             instances = self._instances(model, launcher, specs, config_json, warm_up, first)
@@ -224,7 +226,7 @@ class Loader:
             # Only an ensemble gets here: it is decoupled because a member is.
             log.warning("model '%s': 'response_cache' has no effect, as its members are decoupled", model.name)
         else:
-            model.use_cache(cache, model.identity if cache.is_shared else of_load())
+            model.use_cache(cache, model.identity if cache.is_shared else secrets.token_bytes(32))
 
     def _latencies(self, config: Any) -> Latencies | None:
         """The counts of the model's latencies, None if they are switched off."""
@@ -326,7 +328,7 @@ async def _differs(model: InstanceModel, launcher: Launcher, instance: str) -> b
     if not model.identity:
         return False
     files = await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program)
-    if of_files(model.config, model.version, files) == model.identity:
+    if identity_of(model.config, model.version, files) == model.identity:
         return False
     log.warning(
         "instance '%s' runs files that have changed since its model was loaded; its answers go into no shared cache "
