@@ -112,7 +112,6 @@ def statistics(registry: Registry, name: str, version: str) -> list[dict[str, An
 
 
 def extensions(server: ServerFacts) -> list[str]:
-    """The extensions that the server offers."""
     missing = {CUDA_SHARED_MEMORY} if server.regions is not None else {CUDA_SHARED_MEMORY, SYSTEM_SHARED_MEMORY}
     return [extension for extension in EXTENSIONS if extension not in missing]
 

@@ -133,7 +133,6 @@ class Acceptor:
                 coming.cancel()
 
     async def wait_closed(self) -> None:
-        """Waits until all connections that were coming in are in."""
         while self._coming:
             await asyncio.wait(self._coming)
 
@@ -208,7 +207,6 @@ class Acceptor:
         return self._outside.pop(descriptor)
 
     def _next(self) -> None:
-        """The turn of the connections outside."""
         self._turn_is_due = False
         if self._outside:
             self._let_in(self._take(next(iter(self._outside))))

@@ -81,7 +81,6 @@ class OpenConnections:
         return True
 
     def forget(self, connection: OpenConnection) -> None:
-        """`connection` is closed."""
         self._open.pop(connection, None)
         if not self._open:
             self._all_closed.set()

@@ -91,7 +91,6 @@ def _credentials(rpc: Rpc) -> list[bytes]:
 
 
 def held_blocks(response: Response) -> list[Block]:
-    """The blocks in which a response's outputs lie."""
     blocks = []
     for tensor in response.outputs:
         if tensor.span is not None:
@@ -174,7 +173,6 @@ class StreamedInferCall(GrpcInferCall):
             self.request.pause()
 
     def resume(self) -> None:
-        """The client has caught up."""
         if self.request is not None:
             self.request.resume()
 

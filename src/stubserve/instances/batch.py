@@ -54,7 +54,6 @@ class Batch:
         return [r for index, r in enumerate(self.work.slots) if r is not None and index not in answered]
 
     def tensors(self) -> Iterator[Tensor]:
-        """All tensors that the stub got with it."""
         for request in self.work.requests:
             yield from request.inputs
         for tensors in self.extras or ():

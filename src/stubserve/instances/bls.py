@@ -151,7 +151,6 @@ class StubCalls:
         return {"value": not await model.check_ready()}
 
     def close(self) -> None:
-        """The stub is gone: its calls are cancelled."""
         for check in self._checks:
             check.cancel()
         calls = list(self._open.values())

@@ -198,7 +198,6 @@ class Instance:
             self._restart.cancel()
 
     def drain(self) -> None:
-        """Takes no more batches, and is not restarted."""
         self.state = InstanceState.DRAINING
         self._drained = asyncio.Event()
         if self._restart is not None:

@@ -113,7 +113,6 @@ class Launcher:
 def initialize_arguments(
     spec: InstanceSpec, model: str, config_json: str, model_dir: Path, version: str
 ) -> dict[str, str]:
-    """The seven arguments of `initialize`."""
     return {
         "model_config": config_json,
         "model_instance_kind": spec.kind,

@@ -136,7 +136,6 @@ class StubProcess:
             self._flush()
 
     def control_fileno(self) -> int:
-        """The descriptor for its messages."""
         return self._control.fileno()
 
     def read_messages(self) -> None:
@@ -162,7 +161,6 @@ class StubProcess:
             os.close(doorbell)
 
     def stderr_text(self) -> str:
-        """The last lines that the stub wrote to stderr."""
         return self._outputs[-1].tail.decode(errors="replace").strip()
 
     def _flush(self) -> None:

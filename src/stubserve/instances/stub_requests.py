@@ -39,7 +39,6 @@ class StubRequests:
         return not self.batches and not self._open
 
     def all(self) -> list[Request]:
-        """All requests, those of batches first."""
         return [*(request for batch in self.batches.values() for request in batch.work.requests), *self._open.values()]
 
     def find(self, key: Key) -> Request | None:
@@ -56,14 +55,12 @@ class StubRequests:
         return key
 
     def extras(self, key: Key) -> Sequence[Tensor]:
-        """The extra inputs of this request."""
         batch = self.batches.get(key[0])
         if batch is None:
             return self._extras.get(key, ())
         return batch.extras[key[1]] if batch.extras is not None else ()
 
     def tensors(self) -> Iterator[Tensor]:
-        """All tensors that the stub got with these requests."""
         for batch in self.batches.values():
             yield from batch.tensors()
         for request in self._open.values():

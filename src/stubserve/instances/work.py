@@ -219,7 +219,6 @@ class StubWork:
             self._break_off("its ring holds something that is not a message;")
 
     def _tell(self) -> None:
-        """Tells the owner about executed work."""
         executed = self._executed
         if executed:
             self._executed = []
@@ -315,7 +314,6 @@ class StubWork:
         return self._process.name
 
     def has(self, request: Request) -> bool:
-        """Whether the stub has this request."""
         return self._requests.key_of(request) is not None
 
     def waits_for(self) -> Sequence[StubCall]:

@@ -61,7 +61,6 @@ class Changeover:
         self._stop_timeout_s = stop_timeout_s
 
     def served(self, name: str) -> Candidate | None:
-        """The candidate that a model serves from, None if it does not serve."""
         loaded = self._loaded.get(name)
         return None if loaded is None else loaded.candidate
 

@@ -128,7 +128,6 @@ class Registry:
         self.models.pop(name, None)
 
     def has(self, name: str, entry: VersionEntry) -> bool:
-        """Whether this is the current entry of its version."""
         model = self.models.get(name)
         return model is not None and model.versions.get(entry.version) is entry
 

@@ -54,7 +54,6 @@ class QueuePolicy:
 
     @classmethod
     def from_config(cls, policy: Any) -> QueuePolicy:
-        """Reads a `ModelQueuePolicy` message."""
         return cls(
             policy.timeout_action == policy.DELAY,
             policy.default_timeout_microseconds,
@@ -77,7 +76,6 @@ class PriorityLevels:
 
     @classmethod
     def from_config(cls, batching: Any) -> PriorityLevels:
-        """Reads a `ModelDynamicBatching` message."""
         return cls(
             batching.priority_levels,
             batching.default_priority_level,
@@ -129,7 +127,6 @@ class _Level:
         self.shares: FairShares | None = None
 
     def has_left(self, request: Request) -> None:
-        """A request has lost its place."""
         if self.shares is not None:
             self.shares.remove(request)
             if len(self) <= self.policy.max_queue_size // 2:
@@ -201,7 +198,6 @@ class PolicyQueue:
         return True
 
     def take(self, count: int) -> list[Request]:
-        """Removes and returns the first `count` requests."""
         taken: list[Request] = []
         for level in self._order:
             for line in (level.unexpired, level.delayed):

@@ -242,7 +242,6 @@ async def _reap_orphans() -> None:
 
 
 def dead_children() -> set[int]:
-    """The dead children of this process that have not been reaped."""
     found = set()
     own = str(os.getpid())
     for entry in Path("/proc").iterdir():

@@ -257,7 +257,6 @@ class ModelCache:
             self._delivery.fail((request,), unexpected, None)
 
     def _part(self, follower: _Asked) -> None:
-        """A follower waits no longer."""
         request = follower.request
         del self._followed[request]
         request.on_response = follower.reader

@@ -162,7 +162,6 @@ class Delivery:
             log.exception("a trace of model '%s' is lost", self._signature.model)
 
     def _trace_answer(self, trace: Trace, response: Response) -> None:
-        """Marks that a response is passed on now."""
         if response.final:
             trace.answered_ns = time.monotonic_ns()
         if response.error is not None:

@@ -78,7 +78,6 @@ class RunsAtGates:
         return False
 
     def leave(self, step: Step) -> None:
-        """A run inside is over."""
         self._inside[step] -= 1
         self._gates[step].leave()
 
@@ -88,7 +87,6 @@ class RunsAtGates:
             self.leave(step)
 
     def give_up(self) -> list[Run]:
-        """Removes and returns all waiting runs."""
         waiting, self._waiting = self._waiting, {}
         for run, known_by in waiting.items():
             self._gates[run.step].give_up(known_by)
@@ -96,7 +94,6 @@ class RunsAtGates:
         return list(waiting)
 
     def before(self, step: Step) -> int:
-        """How many runs wait at the gate of a step."""
         return self._count[step]
 
     def __iter__(self) -> Iterator[Run]:
@@ -141,7 +138,6 @@ class StepPauses:
             self.go_on()
 
     def forget(self, request: Request) -> None:
-        """A request is over."""
         self._paused.pop(request, None)
 
     def go_on(self) -> None:

@@ -173,7 +173,6 @@ class EnsembleModel(AnsweringModel):
     # Readiness
 
     def down(self) -> bool:
-        """Whether a member is missing or down."""
         try:
             return self._closed or any(self.member(step).down() for step in self.plan.steps)
         except ServeError:

@@ -116,7 +116,6 @@ class EnsembleRun:
         self.give_up(ServeError(Code.CANCELLED, f"{self.request.id_prefix}Request was cancelled"))
 
     def give_up(self, error: ServeError) -> None:
-        """Fails the run at any point."""
         self._fail(error)
         self._look()
 
@@ -154,7 +153,6 @@ class EnsembleRun:
             self._end()
 
     def _go(self, run: StepRun[FlowTensor]) -> None:
-        """The gate has opened for this run."""
         self._submit(run)
         self._look()
 

@@ -90,7 +90,6 @@ def hold(tensor: Tensor, uses: int) -> Tensor:
 
 
 def drop(tensor: Tensor, holds: int = 1) -> None:
-    """Drops that many holds on a tensor."""
     if tensor.span is not None:
         for _ in range(holds):
             tensor.span.drop()

@@ -26,7 +26,6 @@ class InstanceSet:
 
     @property
     def everyone(self) -> tuple[Instance, ...]:
-        """The members, and those that are retired."""
         return (*self.members, *self._retiring)
 
     def change(self, members: list[Instance]) -> tuple[list[Instance], list[Instance]]:

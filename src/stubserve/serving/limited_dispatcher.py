@@ -97,7 +97,6 @@ class LimitedDispatcher(Dispatcher):
             self._limiter.add(limited, demands, device)
 
     def forget(self, instance: Instance) -> None:
-        """An instance is gone for good."""
         limited = self._limited.pop(instance, None)
         if limited is not None:
             if self._ahead is limited:

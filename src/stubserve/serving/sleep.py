@@ -68,7 +68,6 @@ class Sleep:
         self._look_later()
 
     def wake(self) -> None:
-        """A model that sleeps has got a request."""
         if self._change is None:
             self._change = self._loop.create_task(self._wake())
 

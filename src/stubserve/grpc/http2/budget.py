@@ -90,7 +90,6 @@ class ClientBudget:
     # Useless work
 
     def take_idle_frame(self) -> None:
-        """Counts a frame that moves nothing."""
         self._frames += 1
         if self._frames > MAX_IDLE_FRAMES:
             raise ConnectionFault(ENHANCE_YOUR_CALM, "too many frames that move nothing")

@@ -45,7 +45,6 @@ class Message(NamedTuple):
     compressed: bool = False
 
     def drop(self) -> None:
-        """Drops the hold of its block."""
         if self.block is not None:
             self.block.drop()
 
@@ -128,14 +127,12 @@ class PartialMessage:
         return message
 
     def drop(self) -> None:
-        """Nothing more comes."""
         arrival = self._arrival
         self._forget()
         if arrival is not None:
             arrival.drop()
 
     def _forget(self) -> None:
-        """The message has a taker, or nobody wants it."""
         if self._short is not None:
             self._endpoint.short_messages_left += self._length
         self._short = self._arrival = self._owner = None

@@ -135,7 +135,6 @@ class Outbox:
         return True
 
     def clear(self) -> None:
-        """Forgets what waits."""
         self._pieces.clear()
         self.unsent = self._heap_bytes = 0
         self._wait_no_more()

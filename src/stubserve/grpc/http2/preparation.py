@@ -68,7 +68,6 @@ class PreparedMessages:
             self._pass_on(preparation)
 
     def drop(self) -> None:
-        """Drops all messages."""
         self._dropped = True
         self._jobs.drop()
 

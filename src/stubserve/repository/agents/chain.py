@@ -143,7 +143,6 @@ class Chain:
         await in_daemon_thread(lambda: self.tell("load_fail"))
 
     async def unloads(self) -> None:
-        """The model no longer serves."""
         if self.loaded:
             await in_daemon_thread(lambda: self.tell("unload"))
 

@@ -104,7 +104,6 @@ class EnsembleFlow(Generic[T]):
         return self._route.asked[step.index]
 
     def readers_of(self, step: Step) -> Collection[Step]:
-        """The steps that read the outputs of this step."""
         return self._route.followers.get(step, ())
 
     def begin(self, inputs: Mapping[str, T]) -> None:
@@ -119,7 +118,6 @@ class EnsembleFlow(Generic[T]):
         self._write(number, self._route.made[index], outputs)
 
     def end(self, run: StepRun[T]) -> None:
-        """The run has had its last response."""
         self._under_way -= 1
 
     def fail(self, error: ServeError) -> None:

@@ -53,7 +53,6 @@ class SlotQueues:
         self._slot_of: dict[Request, SequenceSlot] = {}
 
     def add(self, slot: SequenceSlot, requests: Collection[Request]) -> None:
-        """Puts requests behind the others."""
         slot.queue.extend(requests)
         self._slot_of.update(dict.fromkeys(requests, slot))
 
@@ -63,7 +62,6 @@ class SlotQueues:
         self._slot_of[request] = slot
 
     def take(self, slot: SequenceSlot) -> Request:
-        """Removes the oldest request of a slot."""
         request = slot.queue.popleft()
         del self._slot_of[request]
         return request
@@ -82,7 +80,6 @@ class SlotQueues:
         return behind[::-1]
 
     def clear(self, slot: SequenceSlot) -> list[Request]:
-        """Removes all requests from a slot."""
         queued = list(slot.queue)
         for request in queued:
             del self._slot_of[request]
@@ -178,7 +175,6 @@ class Slots:
         return None
 
     def give_back(self, slot: SequenceSlot) -> None:
-        """A slot is free again."""
         slot.number = 0
         slot.again = None
         row = self._rows[slot.instance]
@@ -190,7 +186,6 @@ class Slots:
         return instance in self._rows
 
     def used(self) -> list[SequenceSlot]:
-        """All slots that were ever used."""
         return [slot for row in self._rows.values() for slot in row.slots]
 
 
@@ -221,7 +216,6 @@ class Departures:
         self._later.pop(instance, None)
 
     def take(self, at_rest: Callable[[SequenceSlot], bool]) -> list[SequenceSlot]:
-        """Removes and returns the slots that are at rest."""
         if not self._leaving:
             return []
         free = []
