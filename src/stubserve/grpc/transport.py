@@ -97,18 +97,23 @@ class Handler(Protocol):
 
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
         """A message of the client. If it lies in the arena, `block` is promised until this returns."""
+        return
 
     def on_half_close(self) -> None:
         """The client sends no more. Not called for unary RPCs: their one message implies it."""
+        return
 
     def on_writable(self) -> None:
         """The client has caught up."""
+        return
 
     def on_cancel(self) -> None:
         """The client is gone, or its deadline has passed."""
+        return
 
     def stop(self) -> None:
         """The server stops: an RPC that goes on until its client ends it ends once its current work is done."""
+        return
 
 
 # Looks at a large message; if it has to be rewritten first, gives the work that does so, in pieces.

@@ -28,7 +28,7 @@ from stubserve.memory.blocks import Block
 from stubserve.memory.stub_memory import StubMemory
 
 
-class Batch:
+class InFlightBatch:
     """A batch that a stub has.
 
     `work` is its origin. `extras` are the inputs that a scheduler has added to each slot and that the stub still has,
@@ -199,7 +199,7 @@ def read_tensor(
 
 
 def read_result(
-    batch: Batch,
+    batch: InFlightBatch,
     start_ns: int,
     end_ns: int,
     entries: Sequence[Entry],

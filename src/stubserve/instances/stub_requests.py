@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor, drop_blocks
-from stubserve.instances.batch import Batch
+from stubserve.instances.batch import InFlightBatch
 
 # The number of a batch, and the request's slot in it
 Key = tuple[int, int]
@@ -22,7 +22,7 @@ class StubRequests:
     """
 
     def __init__(self) -> None:
-        self.batches: dict[int, Batch] = {}
+        self.batches: dict[int, InFlightBatch] = {}
         self._open: dict[Key, Request] = {}
         self._keys: dict[Request, Key] = {}
         self._extras: dict[Key, Sequence[Tensor]] = {}

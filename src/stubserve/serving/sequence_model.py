@@ -108,7 +108,7 @@ class SequenceModel(InstanceModel):
         """Its sequences go on in the model that takes over from it, if no instance is there, or will be."""
         super()._refuse_if_down()
         successor, states = self._successor, self._sequences.states
-        if successor is not None and states is not None and self.down() and not self._instances.restarting():
+        if successor is not None and states is not None and self.down() and not self._restarting():
             for sequence in states.waiting():
                 successor._goes_on(sequence, self)
             successor._poll_soon()
