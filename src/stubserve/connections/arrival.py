@@ -19,7 +19,6 @@ from collections.abc import Hashable
 
 from stubserve.connections.slow_clients import Owner, SlowClients, Transfer
 from stubserve.errors import ServeError, overloaded, unavailable
-from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import HeapShare
 from stubserve.memory.server_memory import Memory
 
@@ -162,42 +161,38 @@ class Content:
     committed as the content grows. `start` is where in its block it begins. Its maker owns the block until `drop`.
     """
 
-    __slots__ = ("_block", "_committed", "_end", "_memory", "_start")
+    __slots__ = ("_committed", "_end", "_memory", "_start", "block")
 
     def __init__(self, memory: Memory, most: int, start: int) -> None:
         self._memory = memory
         self._start = self._end = start
         # A block may be a sixteenth larger than what is asked for.
-        self._block, self._committed = memory.reserve(min(start + most, memory.limit // 16 * 15), 0)
-
-    @property
-    def block(self) -> Block:
-        return self._block
+        self.block, self._committed = memory.reserve(min(start + most, memory.limit // 16 * 15), 0)
 
     @property
     def offset(self) -> int:
         """The arena offset at which the content begins."""
-        return self._block.offset + self._start
+        return self.block.offset + self._start
 
     def add(self, piece: bytes) -> None:
         """Raises ServeError (503) if memory is short."""
         end = self._end + len(piece)
-        if end > self._block.nbytes:
+        if end > self.block.nbytes:
             raise unavailable(
                 f"no room for {end} bytes in shared memory, which has {self._memory.limit} in all; raise --shm-limit"
             )
         if end > self._committed:
-            self._committed = self._memory.grow(self._block, end)
-        self._block.view[self._end : end] = piece
+            self._committed = self._memory.grow(self.block, end)
+        self.block.view[self._end : end] = piece
         self._end = end
 
     def finish(self) -> memoryview:
         """All of the content. Raises ServeError (503)."""
-        self._memory.shrink(self._block, self._end)
-        return self._block.view[self._start : self._end]
+        self._memory.shrink(self.block, self._end)
+        return self.block.view[self._start : self._end]
 
     def drop(self) -> None:
-        self._block.drop()
+        self.block.drop()
 
 
 class HeapArrival(Arrival):

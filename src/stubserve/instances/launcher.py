@@ -62,7 +62,7 @@ class Launcher:
         self._environment = environment
         self._model_dir = model_dir
         self.version_dir = version_dir
-        self._program = program
+        self.program = program
         self._services = services
         self._terminal = terminal
         self._threads = threads
@@ -77,11 +77,11 @@ class Launcher:
             self._memory,
             {
                 "instance": instance,
-                "backend": self._program.backend,
-                "settings": dict(self._program.settings),
-                "model_file": str(self._program.file or ""),
-                "module": self._program.module,
-                "paths": [str(folder) for folder in self._program.search_path],
+                "backend": self.program.backend,
+                "settings": dict(self.program.settings),
+                "model_file": str(self.program.file or ""),
+                "module": self.program.module,
+                "paths": [str(folder) for folder in self.program.search_path],
                 "version_dir": str(self.version_dir),
                 "threads": self._threads,
                 "terminal": self._terminal,
@@ -91,11 +91,6 @@ class Launcher:
             self._services,
             self._terminal,
         )
-
-    @property
-    def program(self) -> Path | None:
-        """The file that the stubs run; None for a built-in backend."""
-        return self._program.file
 
     async def initialize(self, stub: Stub, spec: InstanceSpec, config: Any, config_json: str) -> None:
         """Initializes the model in a stub that has imported it; `config_json` is args["model_config"].

@@ -91,7 +91,8 @@ class Changeover:
             models, updates, failures = _outcome(starts)
             if len(models) + len(updates) < len(versions):
                 for update in updates:
-                    update.undo(self._stop_timeout_s)
+                    for instance in update.started:
+                        update.model.retire(instance, self._stop_timeout_s)
                 self._give_up(Loaded(candidate, models), versions, failures, staying)
         if failures:
             states = {version: "READY" if version in staying else "UNAVAILABLE" for version in failures}
@@ -224,7 +225,7 @@ class Changeover:
 
     def _commit(self, update: InstanceUpdate) -> list[asyncio.Task[None]]:
         try:
-            return update.commit(self._stop_timeout_s)
+            return update.model.change_instances(update.instances, update.config, self._stop_timeout_s)
         except Exception:
             # The version goes on with its present instances: undoing the load now could only make more of it fail.
             log.exception("unexpected error while version %d got other instances", update.model.version)

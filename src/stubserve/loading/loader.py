@@ -70,18 +70,6 @@ class InstanceUpdate:
     started: list[Instance]
     config: Any
 
-    def commit(self, stop_timeout_s: float) -> list[asyncio.Task[None]]:
-        """Makes the change. Leaving instances finish their work, and then have `stop_timeout_s` to finalize.
-
-        The tasks are done when those instances are gone that a load waits for.
-        """
-        return self.model.change_instances(self.instances, self.config, stop_timeout_s)
-
-    def undo(self, stop_timeout_s: float) -> None:
-        """Keeps the old instances; the new ones end."""
-        for instance in self.started:
-            self.model.retire(instance, stop_timeout_s)
-
 
 log = logging.getLogger("stubserve.repository")
 
@@ -134,7 +122,7 @@ class Loader:
         launcher, config, has_program = await self._launchers.of(candidate, version, services)
         # Before any stub reads them: a stub that has read older ones is then found out (`_differs`).
         is_shared = self._cache is not None and self._cache.is_shared
-        files = await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program) if is_shared else b""
+        files = await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program.file) if is_shared else b""
         specs = instances_of(config)
         first: Stub | None = None
         model: InstanceModel | None = None
@@ -327,7 +315,7 @@ async def _differs(model: InstanceModel, launcher: Launcher, instance: str) -> b
     """
     if not model.identity:
         return False
-    files = await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program)
+    files = await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program.file)
     if identity_of(model.config, model.version, files) == model.identity:
         return False
     log.warning(

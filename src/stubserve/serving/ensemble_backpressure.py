@@ -109,11 +109,11 @@ class RunsAtGates:
 class StepPauses:
     """The pauses of one run; the responses of the run go to the reader of `request`.
 
-    `readers` gives the steps that read a step's outputs. `at_gates` are the runs at gates, if the ensemble has gates.
+    `readers` are the steps that read a step's outputs. `at_gates` are the runs at gates, if the ensemble has gates.
     """
 
     def __init__(
-        self, request: Request, readers: Callable[[Step], Collection[Step]], at_gates: RunsAtGates | None
+        self, request: Request, readers: Mapping[Step, Collection[Step]], at_gates: RunsAtGates | None
     ) -> None:
         self._request = request
         self._readers = readers
@@ -158,5 +158,5 @@ class StepPauses:
         at_gates = self._at_gates
         return any(
             self._load[reader] >= _MANY or (at_gates is not None and at_gates.before(reader))
-            for reader in self._readers(step)
+            for reader in self._readers.get(step, ())
         )

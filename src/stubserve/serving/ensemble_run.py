@@ -101,14 +101,14 @@ class EnsembleRun:
     def _begin(self) -> None:
         flow = self._flow
         try:
-            self._members, self._transient = self._ensemble.find_members(flow.steps)
+            self._members, self._transient = self._ensemble.find_members(flow.route.steps)
         except ServeError as error:
             flow.fail(self._told(error))
             self._look()
             return
         for model in self._members.values():
             model.reserve()
-        flow.begin(given_inputs(flow.given, self.request, self._ensemble.signature))
+        flow.begin(given_inputs(flow.route.given, self.request, self._ensemble.signature))
         self._look()
 
     def cancel(self) -> None:
@@ -125,7 +125,7 @@ class EnsembleRun:
     def waits_for(self) -> Sequence[BlockingCall]:
         """The calls that it cannot finish without, including future ones."""
         flow, members = self._flow, self._members
-        coming = [Prospect(members[step.index]) for step in flow.steps if members and not flow.has_begun(step)]
+        coming = [Prospect(members[step.index]) for step in flow.route.steps if members and not flow.has_begun(step)]
         return [*self._calls, *coming]
 
     def _look(self) -> None:
@@ -162,7 +162,8 @@ class EnsembleRun:
             self._ended(run)
             return
         model = self._members[run.step.index]
-        request = step_request(run.inputs, self.request, model.signature, self._flow.asked_of(run.step))
+        asked = self._flow.route.asked[run.step.index]
+        request = step_request(run.inputs, self.request, model.signature, asked)
         call = StepCall(run, model, self.answered)
         self._calls[call] = None
         if self.request.trace is not None:
@@ -184,7 +185,8 @@ class EnsembleRun:
             if response.error is not None:
                 self._fail(self._told(response.error))
             elif not response.empty and flow.error is None:
-                flow.answer(run, step_outputs(flow.made_by(run.step), request, response, call.model.signature))
+                made = flow.route.made[run.step.index]
+                flow.answer(run, step_outputs(made, request, response, call.model.signature))
             if response.final:
                 del self._calls[call]
                 self._count(request)
@@ -194,7 +196,7 @@ class EnsembleRun:
             self._look()
             if not response.final:
                 if self._pauses is None:
-                    self._pauses = StepPauses(self.request, flow.readers_of, self._at_gates)
+                    self._pauses = StepPauses(self.request, flow.route.followers, self._at_gates)
                     for under_way in [*(one.run for one in self._calls), *(self._at_gates or ())]:
                         self._pauses.begun(under_way.step)
                 self._pauses.keep(request, run.step)

@@ -139,9 +139,6 @@ class FrameWriter:
 
     # The client's limits
 
-    def pause(self) -> None:
-        self.paused = True
-
     def resume(self) -> None:
         self.paused = False
         self._pump()
