@@ -159,7 +159,11 @@ class Acceptor:
             if looks > 0 and self._has_asked(client):
                 self._let_in(client)
             else:
-                self._wait_outside(client)
+                self._spoken.register(client, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT)
+                self._outside[client.fileno()] = client
+                if not self._turn_is_due:
+                    self._turn_is_due = True
+                    self._offload.in_turn(self._next)
             looks -= 1
             if perf_counter() > end:
                 return
@@ -194,13 +198,6 @@ class Acceptor:
         except OSError:
             return False  # nothing has come, or the client has gone
         return len(beginning) == _HEAD_BYTES or (len(beginning) > 0 and self._asks(beginning))
-
-    def _wait_outside(self, client: socket.socket) -> None:
-        self._spoken.register(client, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT)
-        self._outside[client.fileno()] = client
-        if not self._turn_is_due:
-            self._turn_is_due = True
-            self._offload.in_turn(self._next)
 
     def _take(self, descriptor: int) -> socket.socket:
         self._spoken.unregister(descriptor)

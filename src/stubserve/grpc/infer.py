@@ -37,7 +37,7 @@ class GrpcInferCall(Call):
         self._server = server
         self._rpc = rpc
         if server.fair_queues is not None:
-            self.client = server.fair_queues.client_of(rpc.peer, partial(_credentials, rpc))
+            self.client = server.fair_queues.client_of(rpc.peer, lambda: values_of(rpc.metadata(), AUTHORIZATION))
 
     def start(
         self,
@@ -84,10 +84,6 @@ class GrpcInferCall(Call):
             return (yield from encode_steps(id, response, signature, self.reply_format, in_stream, keep))
         except Exception as error:
             raise self.as_answer(error) from None
-
-
-def _credentials(rpc: Rpc) -> list[bytes]:
-    return values_of(rpc.metadata(), AUTHORIZATION)
 
 
 def held_blocks(response: Response) -> list[Block]:

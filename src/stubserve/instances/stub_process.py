@@ -239,14 +239,18 @@ class Health:
         return _NAMES.get(self._words[layout.HEALTH_STATE], "unknown"), seconds
 
     def memory(self) -> int:
-        """The bytes of memory that only the process uses, 0 when it is gone."""
-        try:
-            with open(f"/proc/{self._pid}/statm", "rb", buffering=0) as statm:
-                _, resident, shared, *_ = map(int, statm.read().split())
-        except (OSError, ValueError):
-            return 0
-        # `shared` is memory that is backed by a file: libraries, and the arena.
-        return (resident - shared) * _PAGE_BYTES
+        return own_memory(self._pid)
+
+
+def own_memory(pid: int) -> int:
+    """The bytes of memory that only this process uses, 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb", buffering=0) as statm:
+            _, resident, shared, *_ = map(int, statm.read().split())
+    except (OSError, ValueError):
+        return 0
+    # `shared` is memory that is backed by a file: libraries, and the arena.
+    return (resident - shared) * _PAGE_BYTES
 
 
 def _exhaust(read: Callable[[], bool]) -> None:

@@ -64,7 +64,8 @@ class _Turn(Generic[T]):
 class EnsembleFlow(Generic[T]):
     """The flow of one request; `requested` are the outputs that its caller wants, None for all.
 
-    `route` says which steps may have to run, and which tensors each of them reads and makes. `runs` are to be run now, `responses` to be answered now; see `take_runs` and `take_responses`.
+    `route` says which steps may have to run, and which tensors each of them reads and makes. `runs` are to be run now,
+    `responses` to be answered now; see `take_runs` and `take_responses`.
     """
 
     def __init__(self, plan: EnsemblePlan, requested: Collection[str] | None = None) -> None:
