@@ -260,7 +260,6 @@ class SequenceBatcher(Strategy):
         if self._slots.join(instance):
             self._joins(instance)
         self._idles(instance)
-        self._departures.instance_idle(instance)
 
     def close_instance(self, instance: Instance) -> bool:
         """Begins no new sequence on this instance; the present ones go on. Returns whether there are any."""
@@ -270,7 +269,6 @@ class SequenceBatcher(Strategy):
         slots = self._slots.leave(instance)
         if slots is None:
             return
-        self._departures.instance_gone(instance)
         name = getattr(instance, "name", str(instance))
         lost = self._leaves(instance, slots)
         for slot in slots:

@@ -192,39 +192,26 @@ class Slots:
 class Departures:
     """The slots of sequences that are over without an END: free when no request of them executes any more.
 
-    Each is checked once, and again whenever its instance has executed something.
-
-    A slot may be added again before its instance is idle. So the sequence's number is kept with it: a slot that has
-    been free in the meantime, and may belong to another sequence, is left alone.
+    The sequence's number is kept with its slot: a slot that has been free in the meantime, and may belong to another
+    sequence, is left alone.
     """
 
     def __init__(self) -> None:
         self._leaving: dict[SequenceSlot, int] = {}
-        # By instance, the slots with a request that was still executing
-        self._later: dict[Instance, dict[SequenceSlot, int]] = {}
 
     def add(self, slot: SequenceSlot) -> None:
         """A slot has no request left to hand out, and will get none."""
         self._leaving[slot] = slot.number
 
-    def instance_idle(self, instance: Instance) -> None:
-        if self._later:
-            for slot, number in self._later.pop(instance, {}).items():
-                self._leaving.setdefault(slot, number)
-
-    def instance_gone(self, instance: Instance) -> None:
-        self._later.pop(instance, None)
-
     def take(self, at_rest: Callable[[SequenceSlot], bool]) -> list[SequenceSlot]:
         if not self._leaving:
             return []
         free = []
-        for slot, number in self._leaving.items():
-            if slot.gone or slot.number != number:
-                continue
-            if at_rest(slot):
-                free.append(slot)
-            else:
-                self._later.setdefault(slot.instance, {})[slot] = number
-        self._leaving.clear()
+        leaving, self._leaving = self._leaving, {}
+        for slot, number in leaving.items():
+            if slot.number == number and not slot.gone:
+                if at_rest(slot):
+                    free.append(slot)
+                else:
+                    self._leaving[slot] = number
         return free
