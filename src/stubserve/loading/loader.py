@@ -154,8 +154,7 @@ class Loader:
                     instance.begin_asleep()
             else:
                 await _start_all(instances)
-            if asleep or self._settings.sleep_after_secs:
-                model.sleep_after(self._settings.sleep_after_secs, asleep)
+            model.sleep_after(self._settings.sleep_after_secs, asleep)
         except BaseException:
             if first is not None:
                 await first.kill()  # its instance may not have taken it over

@@ -24,13 +24,12 @@ from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
 from stubserve.serving.limited_dispatcher import LimitedDispatcher
-from stubserve.serving.model_instances import ModelInstances
-from stubserve.serving.sleep import Sleep
+from stubserve.serving.sleep import SleepingModel
 
 log = logging.getLogger("stubserve.model")
 
 
-class InstanceModel(ModelInstances):
+class InstanceModel(SleepingModel):
     """A `ServedModel` of instances, and their `InstanceOwner`. Lives on the event loop.
 
     `scheduler` is by default the one that the configuration demands. `limiter` lets instances share resources, None for
@@ -66,7 +65,6 @@ class InstanceModel(ModelInstances):
         self.poll = self._run = self._dispatcher.poll
         self._poll_soon = self._dispatcher.poll_soon
         self._leave_place = self._dispatcher.leave_place
-        self._sleep: Sleep | None = None
         self._restart_wait_s = restart_wait_s
         # While no instance serves and requests wait for a restart: the timer that ends the wait
         self._outage: asyncio.TimerHandle | None = None
@@ -238,15 +236,13 @@ class InstanceModel(ModelInstances):
 
     def down(self) -> bool:
         """Whether no instance serves, sleeps, or will be restarted in time."""
-        asleep = self._sleep is not None and self._sleep.asleep
-        return not (self._dispatcher.serving or self._outage is not None or asleep)
+        return not (self._dispatcher.serving or self._outage is not None or self._asleep)
 
     async def drained(self, patience_s: float = 0.0) -> bool:
         return await self._draining.drained_unless_hung(self._running, patience_s)
 
     async def stop(self, timeout_s: float) -> None:
-        if self._sleep is not None:
-            await self._sleep.close()
+        await self._end_sleep()
         self._end_outage()
         self._dispatcher.close()
         self._refuse_if_down()
@@ -255,29 +251,12 @@ class InstanceModel(ModelInstances):
 
     # Sleep
 
-    def sleep_after(self, after_s: float, asleep: bool) -> None:
-        """Lets the model sleep after that many seconds without a request; `asleep`: its instances are not started."""
-        self._sleep = Sleep(self, after_s, asleep)
-
-    @property
-    def in_use(self) -> int:
-        return self.under_way
-
-    @property
-    def answered(self) -> int:
-        statistics = self.statistics
-        return statistics.success_count - statistics.cache_hit_count + statistics.fail_count
-
-    def on_asleep(self, instance: Instance) -> None:
+    def _rest(self, instance: Instance) -> None:
         self._dispatcher.leave(instance)
 
-    def on_cannot_wake(self, error: ServeError) -> None:
+    def _on_cannot_wake(self, error: ServeError) -> None:
         if not self._dispatcher.serving:
             self._delivery.fail(self._dispatcher.drain(), error, OTHER_FAILURE)
-
-    def _wake(self) -> None:
-        if self._sleep is not None and self._sleep.asleep:
-            self._sleep.wake()
 
     def _unavailable(self) -> ServeError:
         error = unavailable(
