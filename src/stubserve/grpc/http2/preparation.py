@@ -44,7 +44,6 @@ class PreparedMessages:
         self._take = take
         self._over = over
         self._jobs = OrderedJobs(server.offload)
-        self._dropped = False
 
     @property
     def busy(self) -> bool:
@@ -53,124 +52,115 @@ class PreparedMessages:
 
     def add(self, message: Message) -> None:
         """Takes a complete message. Raises Malformed and ServeError."""
-        preparation = Preparation(self._server, self._prepare, message)
+        held = _Held(message, self._server.heap.share())
         busy = self._jobs.busy
         try:
-            steps = preparation.begin()
-            if busy or steps is not None:
-                preparation.wait()
+            steps = self._work_on(held)
+            if (busy or steps is not None) and held.message.block is None:
+                held.share.add(len(held.message.data))
         except BaseException:
-            preparation.end()
+            held.drop()
             raise
         if busy or steps is not None:
-            self._jobs.add(steps, functools.partial(self._prepared, preparation))
+            self._jobs.add(steps, functools.partial(self._prepared, held))
         else:
-            self._pass_on(preparation)
+            self._pass_on(held)
 
     def drop(self) -> None:
-        self._dropped = True
         self._jobs.drop()
 
-    def _prepared(self, preparation: Preparation, error: BaseException | None) -> None:
+    def _prepared(self, held: _Held, error: BaseException | None) -> None:
         """The turn of a message has come: its work is done, has failed with `error`, or nobody wants it any more."""
-        if error is not None or self._dropped:
-            preparation.end()
-            if error is not None:
-                self._over(error)
-            return
-        self._pass_on(preparation)
-        if not self._jobs.busy:
-            self._over(None)
+        if error is not None:
+            held.drop()
+            self._over(error)
+        elif self._jobs.dropped:
+            held.drop()
+        else:
+            self._pass_on(held)
+            if not self._jobs.busy:
+                self._over(None)
 
-    def _pass_on(self, preparation: Preparation) -> None:
+    def _pass_on(self, held: _Held) -> None:
         try:
-            data, block, offset, _ = preparation.message
+            data, block, offset, _ = held.message
             self._take(data, block, offset)
         finally:
-            preparation.end()
+            held.drop()
 
-
-class Preparation:
-    """The work on one message. `message` is its current form."""
-
-    def __init__(self, server: InferenceServer, prepare: Prepare | None, message: Message) -> None:
-        self._server = server
-        self._prepare = prepare
-        self.message = message
-        # The message's bytes in the heap, and the place where its next form is being written
-        self._share: HeapShare = server.heap.share()
-        self._placed: Message | None = None
-        self._content: Content | None = None
-
-    def begin(self) -> LongWork[None] | None:
+    def _work_on(self, held: _Held) -> LongWork[None] | None:
         """The work; None if it was little, and is done. Raises Malformed and ServeError, as the steps do."""
-        message = self.message
-        limit = self._server.max_input_size
-        if message.compressed:
-            content = short_content(message.data, min(limit, LARGE_BYTES)) if len(message.data) <= LARGE_BYTES else None
-            if content is None:
-                return self._inflate(limit)
-            self._is_now(Message(content))
-        return self._prepared()
-
-    def wait(self) -> None:
-        """The message has to wait for others. Raises ServeError if memory is short."""
-        if self.message.block is None:
-            self._share.add(len(self.message.data))
-
-    def end(self) -> None:
-        """The message has been taken, or nobody wants it."""
-        self.message.drop()
-        if self._placed is not None:
-            self._placed.drop()
-        if self._content is not None:
-            self._content.drop()
-        self._share.drop()
-
-    def _inflate(self, limit: int) -> LongWork[None]:
-        yield from inflate(self.message.data, limit, self._add)
-        content = self._content
+        data, limit = held.message.data, self._server.max_input_size
+        if not held.message.compressed:
+            return self._rewrite(held)
+        content = short_content(data, min(limit, LARGE_BYTES)) if len(data) <= LARGE_BYTES else None
         if content is None:
-            self._is_now(Message(b""))
-        else:
-            placed = Message(content.finish(), content.block, content.offset)
-            self._content = None
-            self._is_now(placed)
-        further = self._prepared()
+            return self._inflate(held, limit)
+        held.replace(Message(content))
+        return None
+
+    def _inflate(self, held: _Held, limit: int) -> LongWork[None]:
+        content: Content | None = None
+
+        def add(piece: bytes) -> None:
+            nonlocal content
+            if content is None:
+                start = -first_raw(memoryview(piece)) % ALIGNMENT
+                content = Content(self._server.arrivals.memory, limit, start)
+            content.add(piece)
+
+        try:
+            yield from inflate(held.message.data, limit, add)
+            made = Message(b"") if content is None else Message(content.finish(), content.block, content.offset)
+        except BaseException:
+            if content is not None:
+                content.drop()
+            raise
+        held.replace(made)
+        further = self._rewrite(held)
         if further is not None:
             yield from further
 
-    def _add(self, piece: bytes) -> None:
-        """Takes a piece of the content. Raises ServeError if the arena has no place for it."""
-        if self._content is None:
-            start = -first_raw(memoryview(piece)) % ALIGNMENT
-            self._content = Content(self._server.arrivals.memory, self._server.max_input_size, start)
-        self._content.add(piece)
-
-    def _prepared(self) -> LongWork[None] | None:
-        data = self.message.data
+    def _rewrite(self, held: _Held) -> LongWork[None] | None:
+        """The work that gives a large message the form that its method wants; None if it has that form."""
+        data = held.message.data
         work = self._prepare(data) if self._prepare is not None and len(data) > LARGE_BYTES else None
-        return None if work is None else self._rewrite(work)
+        return None if work is None else self._place(held, work)
 
-    def _rewrite(self, work: Making) -> LongWork[None]:
+    def _place(self, held: _Held, work: Making) -> LongWork[None]:
         """Replaces the message by the work's result. Raises ServeError if the arena has no place for it."""
-        pieces: Parts = yield from work(self._share.add)
+        pieces: Parts = yield from work(held.share.add)
         size = sum(map(len, pieces))
         beginning = b"".join((pieces[0], *(piece[:ALIGNMENT] for piece in pieces[1:2])))
         start = -first_raw(memoryview(beginning)) % ALIGNMENT
         block = self._server.block(start + size)
-        placed = self._placed = Message(block.view[start : start + size], block, block.offset + start)
-        view = memoryview(placed.data)
-        end = 0
-        for piece in pieces:
-            for at in range(0, len(piece), _COPIED_BYTES):
-                part = piece[at : at + _COPIED_BYTES]
-                begin, end = end, end + len(part)
-                view[begin:end] = part
-                yield None
-        self._placed = None
-        self._is_now(placed)
+        view = block.view[start : start + size]
+        try:
+            end = 0
+            for piece in pieces:
+                for at in range(0, len(piece), _COPIED_BYTES):
+                    part = piece[at : at + _COPIED_BYTES]
+                    begin, end = end, end + len(part)
+                    view[begin:end] = part
+                    yield None
+        except BaseException:
+            block.drop()
+            raise
+        held.replace(Message(view, block, block.offset + start))
 
-    def _is_now(self, message: Message) -> None:
+
+class _Held:
+    """A message in its current form, which holds its block, and the `share` of the heap in which it is counted."""
+
+    def __init__(self, message: Message, share: HeapShare) -> None:
+        self.message = message
+        self.share = share
+
+    def replace(self, message: Message) -> None:
         self.message.drop()
         self.message = message
+
+    def drop(self) -> None:
+        """The message has been taken, or nobody wants it."""
+        self.message.drop()
+        self.share.drop()
