@@ -3,9 +3,8 @@
 The rest of the server sees `instance_model` (`inference.served_model.ServedModel`). Its parts:
 
 - `dispatcher`: asks the scheduler what to do now, and makes instances do it;
-- `delivery`: passes answers on, in order where the model wants it, and counts them;
+- `delivery`: passes answers on, in order where the model wants it, counts them, and knows when none is left;
 - `model_instances`: the instances that serve the version or are retired, and their readiness;
-- `draining`: knows when nothing is under way any more;
 - `answering`: the part that ensembles share;
 - `alarm`: wakes the dispatcher in time.
 

@@ -62,7 +62,7 @@ class EnsembleModel(AnsweringModel):
         self._keys = [(step.model, "" if step.version == -1 else str(step.version)) for step in self.plan.steps]
         self._loop = asyncio.get_running_loop()
         self.statistics = ModelStatistics()
-        self._delivery = Delivery(self.signature, self.statistics, self._draining)
+        self._delivery = Delivery(self.signature, self.statistics)
         self._waiting: list[Request] = []
         # The places of requests that follow others: only with a cache
         self._places: PolicyQueue | None = None
@@ -241,7 +241,7 @@ class EnsembleModel(AnsweringModel):
 
     async def drained(self, patience_s: float = 0.0) -> bool:
         """Waits until nothing is under way. It has no batches: its members' patience ends hanging ones."""
-        await self._draining.drained()
+        await self._delivery.drained()
         return True
 
     async def stop(self, timeout_s: float) -> None:

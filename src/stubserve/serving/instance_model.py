@@ -53,7 +53,7 @@ class InstanceModel(SleepingModel):
         super().__init__(name, version, config, clock)
         self.statistics = ModelStatistics(self._memory_usage)
         keep_order = config.dynamic_batching.preserve_ordering
-        self._delivery = Delivery(self.signature, self.statistics, self._draining, keep_order)
+        self._delivery = Delivery(self.signature, self.statistics, keep_order)
         scheduler = scheduler or create_scheduler(config)
         # The dispatcher, if its instances share resources with other models
         self._limits: LimitedDispatcher | None = None
@@ -239,7 +239,7 @@ class InstanceModel(SleepingModel):
         return not (self._dispatcher.serving or self._outage is not None or self._asleep)
 
     async def drained(self, patience_s: float = 0.0) -> bool:
-        return await self._draining.drained_unless_hung(self._running, patience_s)
+        return await self._delivery.drained_unless_hung(self._running, patience_s)
 
     async def stop(self, timeout_s: float) -> None:
         await self._end_sleep()
