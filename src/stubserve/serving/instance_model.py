@@ -24,12 +24,12 @@ from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
 from stubserve.serving.limited_dispatcher import LimitedDispatcher
-from stubserve.serving.sleep import SleepingModel
+from stubserve.serving.model_instances import ModelInstances
 
 log = logging.getLogger("stubserve.model")
 
 
-class InstanceModel(SleepingModel):
+class InstanceModel(ModelInstances):
     """A `ServedModel` of instances, and their `InstanceOwner`. Lives on the event loop.
 
     `scheduler` is by default the one that the configuration demands. `limiter` lets instances share resources, None for
