@@ -1,26 +1,32 @@
 """Messages of one stream that need work before their handler gets them.
 
-Compressed messages are decompressed, and large messages get the form that their method wants (`Method.prepare`). The
-result is in the arena if its size belongs there. Long work is done in steps (`OrderedJobs`); later messages wait.
+Compressed messages are decompressed. A few kilobytes may stand for gigabytes, so no more of a message is made than its
+limit, and each piece is counted before the next is made. Large messages get the form that their method wants
+(`Method.prepare`). The result is in the arena if its size belongs there. Long work is done in steps (`OrderedJobs`);
+later messages wait.
 """
 
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Callable
 
 from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.arrival import Content
-from stubserve.grpc.http2.compression import inflate, short_content
-from stubserve.grpc.http2.incoming import Message
+from stubserve.grpc.http2.incoming import Message, MessageRefusal
 from stubserve.grpc.infer_decode import first_raw
-from stubserve.grpc.transport import Making, Parts, Prepare
+from stubserve.grpc.transport import INTERNAL, RESOURCE_EXHAUSTED, Making, Parts, Prepare
 from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import HeapShare
 
+# Compressed input and plain output of one step
+_INPUT_BYTES = 256 * 1024
+_PIECE_BYTES = 1 << 20
+_DETECT_FORMAT = 32 + zlib.MAX_WBITS
 # Copied in one step
 _COPIED_BYTES = 1 << 20
 
@@ -93,13 +99,13 @@ class PreparedMessages:
         data, limit = held.message.data, self._server.max_input_size
         if not held.message.compressed:
             return self._rewrite(held)
-        content = short_content(data, min(limit, LARGE_BYTES)) if len(data) <= LARGE_BYTES else None
+        content = _short_content(data, min(limit, LARGE_BYTES)) if len(data) <= LARGE_BYTES else None
         if content is None:
-            return self._inflate(held, limit)
+            return self._decompress(held, limit)
         held.replace(Message(content))
         return None
 
-    def _inflate(self, held: _Held, limit: int) -> LongWork[None]:
+    def _decompress(self, held: _Held, limit: int) -> LongWork[None]:
         content: Content | None = None
 
         def add(piece: bytes) -> None:
@@ -110,7 +116,7 @@ class PreparedMessages:
             content.add(piece)
 
         try:
-            yield from inflate(held.message.data, limit, add)
+            yield from _inflate(held.message.data, limit, add)
             made = Message(b"") if content is None else Message(content.finish(), content.block, content.offset)
         except BaseException:
             if content is not None:
@@ -164,3 +170,40 @@ class _Held:
         """The message has been taken, or nobody wants it."""
         self.message.drop()
         self.share.drop()
+
+
+def _short_content(data: bytes | memoryview, most: int) -> bytes | None:
+    """A message's content; None if it is longer than `most`, or incomplete. Raises MessageRefusal."""
+    stream = zlib.decompressobj(_DETECT_FORMAT)
+    content = _inflated(stream, data, most + 1)
+    return content if stream.eof and len(content) <= most else None
+
+
+def _inflate(data: bytes | memoryview, limit: int, take: Callable[[bytes], None]) -> LongWork[None]:
+    """Hands a message's content to `take` in pieces. Raises MessageRefusal, and ServeError if memory is short."""
+    stream = zlib.decompressobj(_DETECT_FORMAT)
+    size = at = 0
+    while not stream.eof:
+        rest: bytes | memoryview = stream.unconsumed_tail
+        if not rest:
+            rest = data[at : at + _INPUT_BYTES]
+            at += _INPUT_BYTES
+        # With no input left there may still be output; if there is none, the data end early.
+        piece = yield functools.partial(_inflated, stream, rest, _PIECE_BYTES)
+        if not piece and not rest:
+            raise MessageRefusal(INTERNAL, "a message cannot be decompressed: the compressed data ends early")
+        size += len(piece)
+        if size > limit:
+            raise MessageRefusal(
+                RESOURCE_EXHAUSTED,
+                f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. "
+                "Use --http-max-input-size to increase the limit.",
+            )
+        take(piece)
+
+
+def _inflated(stream: zlib._Decompress, data: bytes | memoryview, most: int) -> bytes:
+    try:
+        return stream.decompress(data, most)
+    except zlib.error as error:
+        raise MessageRefusal(INTERNAL, f"a message cannot be decompressed: {error}") from None
