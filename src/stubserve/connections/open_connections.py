@@ -119,11 +119,14 @@ class OpenConnections:
     def sweep(self) -> bool:
         """Closes connections that have been idle for too long; whether any are open."""
         now = monotonic()
-        for connection, (at, seen) in list(self._open.items()):
+        expired = []
+        for connection, (at, seen) in self._open.items():
             if not connection.idle or connection.bytes_received != seen:
                 self._open[connection] = (now, connection.bytes_received)
             elif now - at >= self._clients.idle_timeout_s:
-                connection.close_idle()
+                expired.append(connection)
+        for connection in expired:
+            connection.close_idle()
         return bool(self._open)
 
     def _make_room(self, descriptor: int, limit: int) -> bool:
