@@ -45,7 +45,7 @@ def plan_of(steps: Sequence[Maps], inputs: str, outputs: str) -> EnsemblePlan:
 
 def uses(flow: EnsembleFlow[str], tensor: str) -> int:
     """How many take each turn of a tensor."""
-    route = flow._route
+    route = flow.route
     return next((made.uses for made in chain(route.given, *route.made) if made.tensor == tensor), 0)
 
 
