@@ -86,7 +86,7 @@ class Model:
 
     def __init__(self, signature: Signature = MODEL) -> None:
         self.signature = signature
-        self.waiters: Sequence[waiting.Waiter] = [waiting.Starting(f"{signature.model}_0")]
+        self.waiters: Sequence[waiting.Waiter] = [waiting.Coming(f"{signature.model}_0")]
         self.requests: list[Request] = []
         self.polled = 0
         self.cancelled: list[Request] = []

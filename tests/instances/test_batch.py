@@ -12,7 +12,7 @@ from stubserve_stub.wire.places import InArena, Shared, Zeros
 from stubserve.inference.request import SEQUENCE_START, Request
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
-from stubserve.instances.batch import Batch, pack_batch, read_result
+from stubserve.instances.batch import InFlightBatch, pack_batch, read_result
 from stubserve.memory.blocks import Block, Span
 from stubserve.memory.server_memory import Memory
 from stubserve.memory.stub_memory import StubMemory
@@ -67,7 +67,7 @@ def test_strings_go_one_by_one_where_they_came_so() -> None:
 
 @pytest.mark.parametrize("datatype", [BYTES, FP32])
 def test_a_stub_answers_with_strings_one_by_one(datatype: int) -> None:
-    batch = Batch(Work([request(small(1))]), None)
+    batch = InFlightBatch(Work([request(small(1))]), None)
     entry = (None, [("OUT", datatype, (2,), tuple(places.AsList((b"a", b""))))], None)
     [(_, response)], _ = read_result(batch, 1, 2, [entry], None, StubMemory(Memory(LIMIT).segments), "m_0")
     if datatype == BYTES:
@@ -121,9 +121,9 @@ def test_extra_inputs_for_every_slot_or_none() -> None:
 
 def test_who_is_unanswered() -> None:
     first, second, third = (request(small()) for _ in range(3))
-    full = Batch(Work([first, second]), None)
+    full = InFlightBatch(Work([first, second]), None)
     assert full.unanswered() == [first, second]
-    holes = Batch(Work.of_slots([None, first, second, None, third]), None)
+    holes = InFlightBatch(Work.of_slots([None, first, second, None, third]), None)
     assert holes.unanswered() == [first, second, third]
     holes.answered = {2}
     assert holes.unanswered() == [first, third]
@@ -133,7 +133,7 @@ def test_a_batch_holds_its_extra_inputs() -> None:
     released: list[Block] = []
     one, other = block(released), block(released, 1 << 20)
     extras = [[Tensor("A", FP32, (2048,), None, one.whole())], [Tensor("B", FP32, (2048,), None, other.whole())]]
-    batch = Batch(Work.of_slots([request(), request()], extras), None)
+    batch = InFlightBatch(Work.of_slots([request(), request()], extras), None)
     assert [tensor.name for tensor in batch.tensors()] == ["A", "B"]
     for tensors in extras:
         drop_blocks(tensors)

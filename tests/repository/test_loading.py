@@ -13,7 +13,7 @@ import pytest
 
 from stubserve.errors import ServeError, internal
 from stubserve.instances.instance import InstanceState
-from stubserve.loading.loader import Loader
+from stubserve.loading.loader import InstanceUpdate, Loader
 from stubserve.memory.server_memory import Memory
 from stubserve.repository.candidate import find_candidate
 from stubserve.repository.folder import locate
@@ -141,6 +141,10 @@ async def refusal(load: asyncio.Future[Any]) -> str:
     with pytest.raises(ServeError) as caught:
         await in_time(load)
     return caught.value.message
+
+
+def commit(update: InstanceUpdate) -> list[asyncio.Task[None]]:
+    return update.model.change_instances(update.instances, update.config, 5.0)
 
 
 def config(count: int = 1, more: str = "") -> str:
@@ -337,10 +341,10 @@ def test_instances_that_fit_stay_and_those_that_are_missing_are_started(run: Cal
         assert update.instances[0] is first
         assert world.launcher.alive == ["m_0_0", "m_0_1", "m_0_2"]
         assert model.instances == [first]
-        leaving = update.commit(5.0)
+        leaving = commit(update)
         assert (len(model.instances), leaving) == (3, [])
         world.write(config(1, "version_policy { all {} }"))
-        leaving = (await in_time(world.loader.update(model, world.candidate(), world.services))).commit(5.0)
+        leaving = commit(await in_time(world.loader.update(model, world.candidate(), world.services)))
         await in_time(asyncio.wait(leaving))
         assert (world.launcher.alive, len(leaving)) == (["m_0_2"], 2)
 
@@ -371,7 +375,8 @@ def test_an_update_that_is_taken_back_ends_what_it_has_started(run: Callable[...
         model = await in_time(world.begin(config(1)))
         world.write(config(2))
         update = await in_time(world.loader.update(model, world.candidate(), world.services))
-        update.undo(5.0)
+        for instance in update.started:
+            update.model.retire(instance, 5.0)
         await until(lambda: world.launcher.alive == ["m_0_0"])
         assert len(model.instances) == 1
 

@@ -8,8 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stubserve.errors import Code, ServeError
-from stubserve.schedulers.rate_limiter import RateLimiter, create_limiter
-from stubserve.schedulers.resources import Demand, Limited
+from stubserve.schedulers.rate_limiter import Demand, Limited, RateLimiter
 
 
 class Party:
@@ -314,11 +313,6 @@ def test_the_device_of_a_shared_resource_is_not_looked_at_and_zero_is_nothing() 
     party.add("here", ("R", False, 1), ("Z", False, 0))
     party.add("there", ("R", False, 5), device=7)
     assert party.limiter.usage == {("G", None): (0, 2), ("R", 0): (0, 1), ("R", 7): (0, 5)}
-
-
-def test_off_is_no_limiter() -> None:
-    assert create_limiter("off", [("R", 1, None)]) is None
-    assert create_limiter("execution_count", [("R", 1, None)]) is not None
 
 
 # Random schedules, beside rules that are obviously right

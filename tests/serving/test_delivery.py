@@ -11,7 +11,6 @@ from stubserve.inference.request import BACKEND_FAILURE, Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.serving.delivery import Delivery
-from stubserve.serving.draining import Draining
 from tests.inference.models import echo
 
 from .fakes import Blocks, Reader
@@ -22,8 +21,7 @@ class Parts:
         self.reader = Reader()
         self.blocks = Blocks()
         self.statistics = ModelStatistics()
-        self.draining = Draining()
-        self.delivery = Delivery(signature or echo("m", "FP32", "1"), self.statistics, self.draining, keep_order)
+        self.delivery = Delivery(signature or echo("m", "FP32", "1"), self.statistics, keep_order)
 
     def expect(self, *ids: str, executing: bool = True) -> list[Request]:
         requests = [self.reader.request(id, self.blocks.tensor()) for id in ids]
@@ -41,11 +39,11 @@ def test_blocks_are_dropped_when_the_reader_has_had_them() -> None:
     (a,) = parts.expect("a")
     parts.delivery.respond(a, parts.response(final=False))
     assert parts.blocks.live == 1  # the input, until the final response
-    assert parts.draining.under_way == 1
+    assert parts.delivery.under_way == 1
     parts.delivery.respond(a, parts.response())
     assert parts.reader.ids == ["a", "a"]
     assert parts.blocks.live == 0
-    assert parts.draining.under_way == 0
+    assert parts.delivery.under_way == 0
 
 
 def test_responses_go_out_in_the_order_of_requests() -> None:
@@ -86,7 +84,7 @@ def test_a_reader_that_fails_costs_nobody_else_anything(caplog: pytest.LogCaptur
     parts.delivery.respond(b, parts.response())
     assert "a fault of the reader" in caplog.text
     assert parts.reader.ids == ["b"]
-    assert (parts.blocks.live, parts.draining.under_way) == (0, 0)
+    assert (parts.blocks.live, parts.delivery.under_way) == (0, 0)
 
 
 def test_a_fault_while_shapes_are_changed_is_an_error_for_that_request(
@@ -218,4 +216,4 @@ def test_a_cancelled_request_keeps_no_memory_and_no_credit() -> None:
     parts.delivery.respond(b, parts.response())
     parts.delivery.respond(a, parts.response())
     assert parts.reader.ids == ["a", "b", "b", "b"]
-    assert (parts.blocks.live, parts.draining.under_way) == (0, 0)
+    assert (parts.blocks.live, parts.delivery.under_way) == (0, 0)

@@ -16,7 +16,7 @@ from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import ModelTracing
-from stubserve.instances.waiting import Starting, dead_end
+from stubserve.instances.waiting import Coming, dead_end
 from stubserve.memory.blocks import Block
 from stubserve.model_config.proto import ModelConfig
 from stubserve.response_cache.store import ResponseCache
@@ -95,7 +95,7 @@ class Member:
         self.reserved = 0
         self.refusal: ServeError | None = None
         self.reason = ""
-        self.waiters: list[Any] = [Starting(f"{name}_0")]
+        self.waiters: list[Any] = [Coming(f"{name}_0")]
 
     def submit(self, request: Request) -> None:
         if self.refusal is not None:
@@ -702,7 +702,7 @@ async def test_a_call_through_an_ensemble_back_to_its_caller_is_a_dead_end() -> 
     caller = Blocked("second_0", Prospect(pipe.model))  # type: ignore[arg-type]
     second.waiters = [caller]
     assert dead_end(caller, pipe.model, None) == ["second_0", "pipe", "second_0"]  # type: ignore[arg-type]
-    second.waiters = [caller, Starting("second_1")]
+    second.waiters = [caller, Coming("second_1")]
     assert dead_end(caller, pipe.model, None) is None  # type: ignore[arg-type]
 
 

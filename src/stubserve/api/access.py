@@ -72,7 +72,6 @@ class Access:
         return kind in self._restricted or (self._tokens is not None and kind not in self._open_kinds)
 
     def credentials_in(self, metadata: Sequence[tuple[str, str | bytes]]) -> tuple[tuple[str, str | bytes], ...]:
-        """A call's credentials, from its metadata."""
         names = self.credentials
         return tuple([one for one in metadata if one[0] in names])
 

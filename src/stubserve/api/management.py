@@ -13,7 +13,7 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.loading.control import ModelControl
 from stubserve.memory import client_regions
 from stubserve.observability.logs import LogSettings
-from stubserve.observability.tracing import Tracing
+from stubserve.observability.tracing import LEVELS, OFF, Tracing
 from stubserve.repository.registry import Registry, parse_version
 
 SYSTEM_SHARED_MEMORY, CUDA_SHARED_MEMORY = "system_shared_memory", "cuda_shared_memory"
@@ -34,8 +34,6 @@ EXTENSIONS = [
     "logging",
 ]
 
-TRACE_OFF = "OFF"
-_TRACE_LEVELS = ("TIMESTAMPS", "TENSORS")
 _UINT32_MAX = (1 << 32) - 1
 _INT32_MAX = (1 << 31) - 1
 # A number as C reads it: text behind the digits does not count
@@ -62,7 +60,6 @@ class ServerFacts(InferenceServer, Protocol):
     @property
     def http_access(self) -> Access | None:
         """The rules for routes; None where everybody may use all."""
-        ...
 
     @property
     def registry(self) -> Registry: ...
@@ -115,7 +112,6 @@ def statistics(registry: Registry, name: str, version: str) -> list[dict[str, An
 
 
 def extensions(server: ServerFacts) -> list[str]:
-    """The extensions that the server offers."""
     missing = {CUDA_SHARED_MEMORY} if server.regions is not None else {CUDA_SHARED_MEMORY, SYSTEM_SHARED_MEMORY}
     return [extension for extension in EXTENSIONS if extension not in missing]
 
@@ -190,11 +186,11 @@ def fixed_trace_file() -> ServeError:
 
 def trace_levels(names: Sequence[str]) -> dict[str, Any]:
     """The change to these levels; unknown names are ignored. Raises ServeError."""
-    if TRACE_OFF in names:
+    if OFF in names:
         if len(names) > 1:
             raise invalid("Expect only one trace level 'OFF' is specified")
         return {"levels": ()}
-    wanted = tuple(level for level in _TRACE_LEVELS if level in names)
+    wanted = tuple(level for level in LEVELS if level in names)
     return {"levels": wanted} if wanted else {}
 
 

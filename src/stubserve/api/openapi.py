@@ -57,10 +57,14 @@ def _paths(model: ServedModel) -> dict[str, Any]:
         f"{root}/ready": _get(name, "Whether the model is ready", {}),
         f"{root}/config": _get(name, "The model's configuration", {"type": "object"}),
     }
-    generated = _generate_body(config)
+    given = {one.name: _value(datatype_name(one.data_type)) for one in config.input}
+    made = {one.name: _value(datatype_name(one.data_type)) for one in config.output}
+    flat = _object({"id": _TEXT, **given}, [one.name for one in config.input if not one.optional])
+    generated = {**flat, "additionalProperties": True}
     if not decoupled:
         paths[f"{root}/infer"] = _post(name, "One inference", _infer_body(config), _infer_answer(config))
-        paths[f"{root}/generate"] = _post(name, "One inference, as a flat object", generated, _generate_answer(config))
+        answer = _object({"model_name": _TEXT, "model_version": _TEXT, **made}, ["model_name"])
+        paths[f"{root}/generate"] = _post(name, "One inference, as a flat object", generated, answer)
     stream = {"text/event-stream": {"schema": _TEXT}}
     summary = "One inference whose answers come one by one, as server-sent events"
     paths[f"{root}/generate_stream"] = _post(name, summary, generated, None, stream)
@@ -136,17 +140,6 @@ def _tensor(tensor: Any, config: Any) -> dict[str, Any]:
     else:
         said["data"] = {"type": "array", "items": {"anyOf": [_element(datatype), {"type": "array"}]}}
     return _object(said, required)
-
-
-def _generate_body(config: Any) -> dict[str, Any]:
-    properties = {one.name: _value(datatype_name(one.data_type)) for one in config.input}
-    required = [one.name for one in config.input if not one.optional]
-    return {**_object({"id": _TEXT, **properties}, required), "additionalProperties": True}
-
-
-def _generate_answer(config: Any) -> dict[str, Any]:
-    properties = {one.name: _value(datatype_name(one.data_type)) for one in config.output}
-    return _object({"model_name": _TEXT, "model_version": _TEXT, **properties}, ["model_name"])
 
 
 def _value(datatype: str) -> dict[str, Any]:

@@ -69,25 +69,20 @@ class Placer(Protocol):
 
     def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
         """A tensor that lies in the body, from `at` on."""
-        ...
 
     def put(self, name: str, datatype: int, shape: Sequence[int], data: bytes | memoryview) -> Tensor:
         """A tensor of bytes that are not in the body in this form."""
-        ...
 
     def in_region(
         self, name: str, datatype: int, shape: Sequence[int], region: str, offset: int, nbytes: int
     ) -> Tensor:
         """A tensor of bytes in a client's shared memory."""
-        ...
 
     def output_in_region(self, region: str, offset: int, nbytes: int) -> RegionPlace:
         """The place in a client's shared memory for an output."""
-        ...
 
     def undo(self) -> None:
         """Lets go of all tensors, so that the request can be read again."""
-        ...
 
 
 class BodyPlacer:

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from stubserve.inference.long_work import LongWork
+from stubserve.instances.stub_process import own_memory
 from stubserve.memory.server_memory import Memory
 from stubserve.observability.logs import LastErrors
 from stubserve.repository.registry import ModelEntry, VersionEntry
@@ -57,7 +58,7 @@ class ServerStatus:
         totals = [sum(row[key] for row in rows if "answered" in row) for key in ("answered", "failed", "ns", "queued")]
         if not self._history or now - self._history[-1][0] >= _SPACING_S:
             self._history.append((round(now, 3), totals[0], totals[1], totals[2], totals[3]))
-        parent = _own_memory()
+        parent = own_memory(os.getpid())
         stubs = sum(one["memory"] for row in rows for one in row.get("instances", ()))
         held = self._memory.held()
         return orjson.dumps(
@@ -116,9 +117,3 @@ def _row(entry: ModelEntry, version: VersionEntry) -> dict[str, Any]:
         "load_s": model.load_seconds,
         "instances": instances,
     }
-
-
-def _own_memory() -> int:
-    with open("/proc/self/statm", "rb") as statm:
-        _, resident, shared, *_ = map(int, statm.read().split())
-    return (resident - shared) * os.sysconf("SC_PAGESIZE")

@@ -24,8 +24,8 @@ from stubserve.errors import ServeError, internal
 from stubserve.gpus import supported
 from stubserve.inference.signature import Signature
 from stubserve.instances.execution_watch import execute_timeout
-from stubserve.instances.threads import threads_per_instance
-from stubserve.loading.dependencies import circle, version_not_loaded
+from stubserve.loading.ensembles import circle, version_not_loaded
+from stubserve.loading.launchers import threads_per_instance
 from stubserve.loading.program import check_python_parameters, locate_program, missing_parts
 from stubserve.loading.source_check import completes_config, source_problems
 from stubserve.model_config.complete import gpu_groups, normalise, usable_gpus

@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import shutil
-import struct
 import sys
 import urllib.error
 import urllib.request
@@ -17,6 +16,7 @@ from typing import IO, Any
 from urllib.parse import quote
 
 import numpy as np
+from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BY_NAME
 
 from stubserve.commands.question import (
@@ -204,7 +204,7 @@ def _inferred(server: _Server, path: str, tensors: list[InputTensor]) -> tuple[d
             length = int(answer.headers.get("Inference-Header-Content-Length") or len(body))
         document = json.loads(body[:length])
         return document, list(_arrays(document, body[length:]))
-    except (ValueError, LookupError, struct.error, OSError, http.client.HTTPException) as error:
+    except (ValueError, LookupError, OSError, http.client.HTTPException) as error:
         raise NoAnswer(f"the answer cannot be read: {error}") from None
 
 
@@ -223,15 +223,7 @@ def _arrays(document: dict[str, Any], data: bytes) -> Iterator[tuple[str, str, A
 
 def _array(datatype: str, data: bytes) -> Any:
     if datatype == "BYTES":
-        elements = []
-        at = 0
-        while at < len(data):
-            (length,) = struct.unpack_from("<I", data, at)
-            elements.append(data[at + 4 : at + 4 + length])
-            at += 4 + length
-        array = np.empty(len(elements), object)
-        array[:] = elements
-        return array
+        return np.array([*strings.split(data), None], object)[:-1]
     if datatype == "BF16":
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(data, BY_NAME[datatype].numpy)

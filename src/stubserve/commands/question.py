@@ -59,7 +59,6 @@ class InputTensor(NamedTuple):
 
 
 def shown(shape: Sequence[int]) -> str:
-    """A shape in people's form."""
     return f"[{','.join(map(str, shape))}]"
 
 

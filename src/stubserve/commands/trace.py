@@ -71,7 +71,6 @@ def read_spans(lines: Iterable[str]) -> Iterator[DrawnSpan]:
 
 
 def draw(spans: Iterable[DrawnSpan]) -> str:
-    """The trees, one line for each span."""
     traces: dict[str, list[DrawnSpan]] = defaultdict(list)
     for span in spans:
         traces[span.trace].append(span)

@@ -19,7 +19,6 @@ from collections.abc import Hashable
 
 from stubserve.connections.slow_clients import Owner, SlowClients, Transfer
 from stubserve.errors import ServeError, overloaded, unavailable
-from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import HeapShare
 from stubserve.memory.server_memory import Memory
 
@@ -86,11 +85,11 @@ class Arrival(Transfer):
 class ArenaArrival(Arrival):
     """A message that the socket writes into the arena: `view` is all of it, at arena offset `offset` in `block`.
 
-    Its receiver owns the block's first hold until `drop`.
+    `ready` is how many bytes of `view` may be written, from its beginning on. Its receiver owns the block's first hold
+    until `drop`.
     """
 
-    # `_committed` is how much of `view` may be touched.
-    __slots__ = ("_committed", "_start", "block", "length", "offset", "view")
+    __slots__ = ("_start", "block", "length", "offset", "ready", "view")
 
     def __init__(self, arrivals: Arrivals, connection: Hashable, owner: Owner, length: int, start: int) -> None:
         super().__init__(arrivals, connection, owner)
@@ -107,29 +106,20 @@ class ArenaArrival(Arrival):
         finally:
             self.growing = False
         # A warm block is committed as a whole.
-        self._committed = min(committed - start, length)
+        self.ready = min(committed - start, length)
         self.offset = self.block.offset + start
         self.view = self.block.view[start : start + length]
 
     @property
-    def complete(self) -> bool:
-        return self.moved == self.length
-
-    @property
     def rest(self) -> memoryview:
         """The place for the next bytes: maybe for a part of those missing, but never empty before the last has come."""
-        return self.view[self.moved : self._committed]
-
-    @property
-    def ready(self) -> int:
-        """How many bytes of `view` may be written, from its beginning on."""
-        return self._committed
+        return self.view[self.moved : self.ready]
 
     def add(self, data: memoryview) -> None:
         """Takes bytes that were received elsewhere. Raises ServeError (503); the caller must then drop the message."""
         start = self.moved
         end = start + len(data)
-        if end > self._committed:
+        if end > self.ready:
             self._grow(end)
         self.view[start:end] = data
         self.advance(len(data))
@@ -142,14 +132,13 @@ class ArenaArrival(Arrival):
             self._arrivals.forget(self)
             return True
         self.has_moved(moved)
-        if self._committed < self.length:
+        if self.ready < self.length:
             ahead = min(max(moved, FIRST_AHEAD), MOST_AHEAD)
-            if self._committed - moved < ahead // 2:
+            if self.ready - moved < ahead // 2:
                 self._grow(moved + ahead)
         return False
 
     def drop(self) -> None:
-        """Lets go of the block."""
         if self.held:
             self._arrivals.forget(self)
         self.block.drop()
@@ -162,7 +151,7 @@ class ArenaArrival(Arrival):
             committed = self._arrivals.memory.grow(self.block, wanted)
         finally:
             self.growing = False
-        self._committed = min(committed - self._start, self.length)
+        self.ready = min(committed - self._start, self.length)
 
 
 class Content:
@@ -172,43 +161,38 @@ class Content:
     committed as the content grows. `start` is where in its block it begins. Its maker owns the block until `drop`.
     """
 
-    __slots__ = ("_block", "_committed", "_end", "_memory", "_start")
+    __slots__ = ("_committed", "_end", "_memory", "_start", "block")
 
     def __init__(self, memory: Memory, most: int, start: int) -> None:
         self._memory = memory
         self._start = self._end = start
         # A block may be a sixteenth larger than what is asked for.
-        self._block, self._committed = memory.reserve(min(start + most, memory.limit // 16 * 15), 0)
-
-    @property
-    def block(self) -> Block:
-        return self._block
+        self.block, self._committed = memory.reserve(min(start + most, memory.limit // 16 * 15), 0)
 
     @property
     def offset(self) -> int:
         """The arena offset at which the content begins."""
-        return self._block.offset + self._start
+        return self.block.offset + self._start
 
     def add(self, piece: bytes) -> None:
         """Raises ServeError (503) if memory is short."""
         end = self._end + len(piece)
-        if end > self._block.nbytes:
+        if end > self.block.nbytes:
             raise unavailable(
                 f"no room for {end} bytes in shared memory, which has {self._memory.limit} in all; raise --shm-limit"
             )
         if end > self._committed:
-            self._committed = self._memory.grow(self._block, end)
-        self._block.view[self._end : end] = piece
+            self._committed = self._memory.grow(self.block, end)
+        self.block.view[self._end : end] = piece
         self._end = end
 
     def finish(self) -> memoryview:
         """All of the content. Raises ServeError (503)."""
-        self._memory.shrink(self._block, self._end)
-        return self._block.view[self._start : self._end]
+        self._memory.shrink(self.block, self._end)
+        return self.block.view[self._start : self._end]
 
     def drop(self) -> None:
-        """Lets go of the block."""
-        self._block.drop()
+        self.block.drop()
 
 
 class HeapArrival(Arrival):
@@ -239,7 +223,6 @@ class HeapArrival(Arrival):
         return data, self._share
 
     def drop(self) -> None:
-        """Lets go of the bytes so far: nobody wants them."""
         self._arrivals.forget(self)
         self._data = bytearray()
         self._share.drop()

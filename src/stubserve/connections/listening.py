@@ -133,7 +133,6 @@ class Acceptor:
                 coming.cancel()
 
     async def wait_closed(self) -> None:
-        """Waits until all connections that were coming in are in."""
         while self._coming:
             await asyncio.wait(self._coming)
 
@@ -160,7 +159,11 @@ class Acceptor:
             if looks > 0 and self._has_asked(client):
                 self._let_in(client)
             else:
-                self._wait_outside(client)
+                self._spoken.register(client, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT)
+                self._outside[client.fileno()] = client
+                if not self._turn_is_due:
+                    self._turn_is_due = True
+                    self._offload.in_turn(self._next)
             looks -= 1
             if perf_counter() > end:
                 return
@@ -192,25 +195,15 @@ class Acceptor:
     def _has_asked(self, client: socket.socket) -> bool:
         try:
             beginning = client.recv(_HEAD_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
         except OSError:
-            return False  # the client has gone
+            return False  # nothing has come, or the client has gone
         return len(beginning) == _HEAD_BYTES or (len(beginning) > 0 and self._asks(beginning))
-
-    def _wait_outside(self, client: socket.socket) -> None:
-        self._spoken.register(client, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT)
-        self._outside[client.fileno()] = client
-        if not self._turn_is_due:
-            self._turn_is_due = True
-            self._offload.in_turn(self._next)
 
     def _take(self, descriptor: int) -> socket.socket:
         self._spoken.unregister(descriptor)
         return self._outside.pop(descriptor)
 
     def _next(self) -> None:
-        """The turn of the connections outside."""
         self._turn_is_due = False
         if self._outside:
             self._let_in(self._take(next(iter(self._outside))))

@@ -44,16 +44,6 @@ class OpenConnection(Protocol):
         """Takes no further request."""
 
 
-class _LastUse:
-    """When a connection was last seen to have received more, and how much it had received then."""
-
-    __slots__ = ("at", "seen")
-
-    def __init__(self) -> None:
-        self.at = monotonic()
-        self.seen = 0
-
-
 class OpenConnections:
     """The connections of one protocol. The sweep of `clients` closes those that are idle for too long.
 
@@ -63,7 +53,8 @@ class OpenConnections:
     def __init__(self, clients: SlowClients, most: int = 0) -> None:
         self._clients = clients
         self._most = most
-        self._open: dict[OpenConnection, _LastUse] = {}
+        # When each connection was last seen to have received more, and how much it had received then
+        self._open: dict[OpenConnection, tuple[float, int]] = {}
         self._last_log = float("-inf")
         # At the end: the connections with requests that are waited for
         self._awaited: set[OpenConnection] = set()
@@ -84,13 +75,12 @@ class OpenConnections:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if descriptor >= limit - RESERVE and not self._make_room(descriptor, limit):
             return False
-        self._open[connection] = _LastUse()
+        self._open[connection] = (monotonic(), 0)
         self._all_closed.clear()
         self._clients.opened()
         return True
 
     def forget(self, connection: OpenConnection) -> None:
-        """`connection` is closed."""
         self._open.pop(connection, None)
         if not self._open:
             self._all_closed.set()
@@ -129,11 +119,14 @@ class OpenConnections:
     def sweep(self) -> bool:
         """Closes connections that have been idle for too long; whether any are open."""
         now = monotonic()
-        for connection, last in list(self._open.items()):
-            if not connection.idle or connection.bytes_received != last.seen:
-                last.at, last.seen = now, connection.bytes_received
-            elif now - last.at >= self._clients.idle_timeout_s:
-                connection.close_idle()
+        expired = []
+        for connection, (at, seen) in self._open.items():
+            if not connection.idle or connection.bytes_received != seen:
+                self._open[connection] = (now, connection.bytes_received)
+            elif now - at >= self._clients.idle_timeout_s:
+                expired.append(connection)
+        for connection in expired:
+            connection.close_idle()
         return bool(self._open)
 
     def _make_room(self, descriptor: int, limit: int) -> bool:
@@ -152,7 +145,7 @@ class OpenConnections:
         young = now - _YOUNG_S  # bytes of such a connection may not have been read yet
 
         def by_use(connection: OpenConnection) -> tuple[bool, float]:
-            at = self._open[connection].at
+            at = self._open[connection][0]
             return connection.bytes_received > 0 or at > young, at
 
         for connection in sorted(idle, key=by_use)[:count]:

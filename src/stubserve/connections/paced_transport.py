@@ -59,7 +59,6 @@ class PacedTransport(asyncio.Transport):
         self._go_on()
 
     def close(self) -> None:
-        """Closes when all has been written."""
         self._closes = True
         if not self._waiting:
             self._end()
@@ -85,7 +84,6 @@ class PacedTransport(asyncio.Transport):
         return not self._paused
 
     def forget(self) -> None:
-        """Forgets what waits."""
         self._waiting.clear()
         self._nbytes = 0
 

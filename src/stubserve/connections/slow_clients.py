@@ -105,7 +105,6 @@ class Transfer:
         self._rate = float("inf")
 
     def has_moved(self, moved: int) -> None:
-        """`moved` bytes have moved in all."""
         self.moved = moved
         self.last = now = self._clients.now()
         elapsed = now - self._mark
@@ -196,12 +195,10 @@ class SlowClients:
     # Transfers that hold memory
 
     def add(self, transfer: Transfer) -> None:
-        """`transfer` holds memory from now on."""
         self._transfers.add(transfer)
         self._run()
 
     def forget(self, transfer: Transfer) -> None:
-        """`transfer` is over."""
         self._transfers.discard(transfer)
 
     def make_room(self) -> bool:
@@ -263,7 +260,6 @@ class SlowClients:
         self._idle_sweeps.append(sweep)
 
     def opened(self) -> None:
-        """A connection has opened."""
         if not self._any_open and self.idle_timeout_s:
             self._any_open = True
             self._next_idle_sweep = monotonic() + self.idle_timeout_s / 4

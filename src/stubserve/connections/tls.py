@@ -23,31 +23,24 @@ HANDSHAKE_S = 10.0
 
 def tls_context(tls: Tls, protocols: Sequence[str]) -> ssl.SSLContext:
     """The context for a server, with ALPN's `protocols`. Raises OSError that names the file which cannot be used."""
-    context = _context(tls, protocols)
-    context.sni_callback = _Certificates(tls, protocols, context).choose
-    return context
+    context = current = _context(tls, protocols)
+    files = ChangingFiles(tls.files)
 
-
-class _Certificates:
-    """The current certificates: `context` or, once the files have changed, another context."""
-
-    def __init__(self, tls: Tls, protocols: Sequence[str], context: ssl.SSLContext) -> None:
-        self._tls = tls
-        self._protocols = protocols
-        self._files = ChangingFiles(tls.files)
-        self._context = context
-
-    def choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Called in each handshake; `name` is the host that the client wants, which does not matter here."""
-        if self._files.changed():
+    def choose(connection: ssl.SSLObject, host: str | None, _: ssl.SSLContext) -> None:
+        """Called in each handshake; the `host` that the client wants does not matter here."""
+        nonlocal current
+        if files.changed():
             try:
-                self._context = _context(self._tls, self._protocols)
+                current = _context(tls, protocols)
             except OSError as error:
                 log.error("the certificate stays as it was: %s", error)
             else:
-                log.info("read the certificate %s again", self._tls.certificate)
-        if self._context is not context:
-            connection.context = self._context
+                log.info("read the certificate %s again", tls.certificate)
+        if current is not context:
+            connection.context = current
+
+    context.sni_callback = choose
+    return context
 
 
 def _context(tls: Tls, protocols: Sequence[str]) -> ssl.SSLContext:

@@ -184,7 +184,6 @@ class Flag:
 
     @property
     def group(self) -> str:
-        """A key of GROUPS."""
         return self.setting.rpartition(".")[0]
 
 

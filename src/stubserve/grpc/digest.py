@@ -13,7 +13,7 @@ down to a part that causes the same error. Costs: 10 ns for a number, half a mic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -138,7 +138,10 @@ def _all_raw(inputs: list[_Input], keep: Keep) -> LongWork[Pieces | None]:
     for rest, elements in inputs:
         if elements is None:
             return None
-        tensor = _tensor(rest)
+        try:
+            tensor = service_pb2.ModelInferRequest.InferInputTensor.FromString(rest)
+        except DecodeError:
+            raise Malformed from None
         if "shared_memory_region" in tensor.parameters:
             return None
         pieces = yield from elements.as_tensor(tensor.datatype, keep)
@@ -146,10 +149,3 @@ def _all_raw(inputs: list[_Input], keep: Keep) -> LongWork[Pieces | None]:
             return None
         made += [_RAW_TAG + varint(sum(map(len, pieces))), *pieces]
     return made
-
-
-def _tensor(data: bytes) -> Any:
-    try:
-        return service_pb2.ModelInferRequest.InferInputTensor.FromString(data)
-    except DecodeError:
-        raise Malformed from None

@@ -37,7 +37,7 @@ class GrpcInferCall(Call):
         self._server = server
         self._rpc = rpc
         if server.fair_queues is not None:
-            self.client = server.fair_queues.client_of(rpc.peer, partial(_credentials, rpc))
+            self.client = server.fair_queues.client_of(rpc.peer, lambda: values_of(rpc.metadata(), AUTHORIZATION))
 
     def start(
         self,
@@ -86,12 +86,7 @@ class GrpcInferCall(Call):
             raise self.as_answer(error) from None
 
 
-def _credentials(rpc: Rpc) -> list[bytes]:
-    return values_of(rpc.metadata(), AUTHORIZATION)
-
-
 def held_blocks(response: Response) -> list[Block]:
-    """The blocks in which a response's outputs lie."""
     blocks = []
     for tensor in response.outputs:
         if tensor.span is not None:
@@ -174,7 +169,6 @@ class StreamedInferCall(GrpcInferCall):
             self.request.pause()
 
     def resume(self) -> None:
-        """The client has caught up."""
         if self.request is not None:
             self.request.resume()
 

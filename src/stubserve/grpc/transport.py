@@ -63,23 +63,19 @@ class Rpc(Protocol):
     @property
     def peer(self) -> str:
         """The client's `<address>:<port>`."""
-        ...
 
     @property
     def ended(self) -> int | None:
         """The status with which the RPC has ended, from either side; None while it goes on."""
-        ...
 
     def metadata(self) -> Metadata:
         """The client's metadata, keys in lower case."""
-        ...
 
     def reply(self, answer: Answer, blocks: Sequence[Block]) -> None:
         """Sends the one message of a unary RPC, and success. The blocks are only promised until this returns.
 
         If making the message raises ServeError, the RPC ends with that error.
         """
-        ...
 
     def send(self, answer: Answer, blocks: Sequence[Block]) -> bool:
         """Sends one message of several; later messages wait for a message that is still to be made.
@@ -87,24 +83,17 @@ class Rpc(Protocol):
         False if the client reads slowly: `on_writable` tells when to go on. Messages sent before that are kept, so a
         caller that does not wait makes the server grow.
         """
-        ...
 
-    def finish(self, status: int, message: str = "") -> None:
-        """Ends the RPC with a gRPC status."""
-        ...
+    def finish(self, status: int, message: str = "") -> None: ...
 
     def pause_reading(self) -> None:
         """Takes no further messages until `resume_reading`; those already on their way may still come."""
-        ...
 
     def resume_reading(self) -> None: ...
 
 
 class Handler(Protocol):
-    """One RPC, for the transport. A handler that inherits this ignores the events that it does not override.
-
-    `stop` tells an RPC that goes on until its client ends it that the server stops.
-    """
+    """One RPC, for the transport. A handler that inherits this ignores the events that it does not override."""
 
     def on_message(self, data: bytes | memoryview, block: Block | None = None, offset: int = 0) -> None:
         """A message of the client. If it lies in the arena, `block` is promised until this returns."""
@@ -123,7 +112,7 @@ class Handler(Protocol):
         return
 
     def stop(self) -> None:
-        """Ends the RPC once its current work is done."""
+        """The server stops: an RPC that goes on until its client ends it ends once its current work is done."""
         return
 
 

@@ -85,7 +85,6 @@ class HealthWatch(Handler):
             self._task.cancel()
 
     def stop(self) -> None:
-        """The server stops."""
         self.on_cancel()
         self._call.send([_HEALTH_RESPONSE(status=_NOT_SERVING).SerializeToString()], [])
         self._call.finish(UNAVAILABLE, "Server exiting")

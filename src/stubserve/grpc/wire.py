@@ -121,5 +121,4 @@ def field(number: int, content: bytes) -> bytes:
 
 
 def packed(values: Iterable[int]) -> bytes:
-    """Packed varints."""
     return b"".join(map(varint, values))

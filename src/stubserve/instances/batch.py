@@ -28,7 +28,7 @@ from stubserve.memory.blocks import Block
 from stubserve.memory.stub_memory import StubMemory
 
 
-class Batch:
+class InFlightBatch:
     """A batch that a stub has.
 
     `work` is its origin. `extras` are the inputs that a scheduler has added to each slot and that the stub still has,
@@ -54,7 +54,6 @@ class Batch:
         return [r for index, r in enumerate(self.work.slots) if r is not None and index not in answered]
 
     def tensors(self) -> Iterator[Tensor]:
-        """All tensors that the stub got with it."""
         for request in self.work.requests:
             yield from request.inputs
         for tensors in self.extras or ():
@@ -200,7 +199,7 @@ def read_tensor(
 
 
 def read_result(
-    batch: Batch,
+    batch: InFlightBatch,
     start_ns: int,
     end_ns: int,
     entries: Sequence[Entry],

@@ -111,8 +111,11 @@ class StubCalls:
         if found is None:
             return
         found.blocking = True
-        if found.request is not None:
-            self._check_chain(found, found.request)
+        request = found.request
+        chain = None if request is None else waiting.dead_end(self._waiter, found.model, request)
+        if request is not None and chain is not None:
+            self._refuse(found, _circle(found.model.signature.model, chain))
+            found.model.cancel(request)
 
     def on_taken(self, call: int, count: int, nbytes: int) -> None:
         found = self._open.get(call)
@@ -129,11 +132,8 @@ class StubCalls:
             found.cancel()
 
     def on_discard(self, call: int) -> None:
-        found = self._open.get(call)
-        if found is None:
-            return
-        del self._open[found.number]
-        if found.request is not None:
+        found = self._open.pop(call, None)
+        if found is not None and found.request is not None:
             found.request.resume()
 
     def schedule(self) -> None:
@@ -151,7 +151,6 @@ class StubCalls:
         return {"value": not await model.check_ready()}
 
     def close(self) -> None:
-        """The stub is gone: its calls are cancelled."""
         for check in self._checks:
             check.cancel()
         calls = list(self._open.values())
@@ -167,7 +166,11 @@ class StubCalls:
         try:
             for tensor in given:
                 inputs.append(read_tensor(tensor, self._memory, self._waiter.name, self._given, kept=True))  # noqa: PERF401 - those before a bad one count
-            model = self._find(name, version)
+            try:
+                model = self._models.find(name, "" if version == -1 else str(version))
+            except ServeError as error:
+                # Upstream's text for any model that does not serve, followed by the reason
+                raise _not_ready(name, error.message) from None
             if model.down():
                 raise _not_ready(name, model.why_not_ready())
             if model.signature.decoupled and not decoupled:
@@ -201,13 +204,6 @@ class StubCalls:
                 self.due.append(model)
         self._open[number] = call
 
-    def _find(self, name: str, version: int) -> ServedModel:
-        """Raises ServeError with upstream's text for any model that does not serve, followed by the reason."""
-        try:
-            return self._models.find(name, "" if version == -1 else str(version))
-        except ServeError as error:
-            raise _not_ready(name, error.message) from None
-
     async def _submit_if_ready(self, call: StubCall, request: Request) -> None:
         """Asks the target's `is_ready` first, as upstream does before each call."""
         reason = await call.model.check_ready()
@@ -223,12 +219,6 @@ class StubCalls:
         request = self._checks.pop(check)
         if check.cancelled():  # maybe before its first step, and then its own code has not run
             call.give_up(request)
-
-    def _check_chain(self, call: StubCall, request: Request) -> None:
-        chain = waiting.dead_end(self._waiter, call.model, request)
-        if chain is not None:
-            self._refuse(call, _circle(call.model.signature.model, chain))
-            call.model.cancel(request)
 
     def _refuse(self, call: StubCall, error: ServeError) -> None:
         """Answers a call instead of its model; the model's own answer is then dropped."""

@@ -52,7 +52,6 @@ def cause_of_death(return_code: int, oom_kills_before: int) -> str:
 
 
 def unhealthy(stub: str, cause: str, pid: int) -> ServeError:
-    """The answer for a stub that has died."""
     return internal(f"Stub process '{stub}' is not healthy: {cause} (pid {pid}).")
 
 

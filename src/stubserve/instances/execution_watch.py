@@ -82,7 +82,6 @@ class ExecutionWatch:
         self._limit_s = seconds
 
     def close(self) -> None:
-        """The stub is gone."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

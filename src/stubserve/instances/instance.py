@@ -145,19 +145,17 @@ class Instance:
             return f"instance '{self.name}' is starting"
         if self.state is InstanceState.DRAINING or self.state is InstanceState.STOPPED:
             return f"instance '{self.name}' is {self.state.value}"
-        restarting = (
-            "it is being restarted"
-            if self.state is InstanceState.RESTARTING
-            else (f"it died {self.policy.restarts + 1} times in a row and is not restarted (--stub-restart-limit)")
-        )
-        return f"{self.last_error} {restarting[0].upper()}{restarting[1:]}."
+        if self.state is InstanceState.RESTARTING:
+            return f"{self.last_error} It is being restarted."
+        times = self.policy.restarts + 1
+        return f"{self.last_error} It died {times} times in a row and is not restarted (--stub-restart-limit)."
 
     @property
     def waiter(self) -> Waiter | None:
         """The instance as the target of calls; None if it takes no calls, now or later."""
         if self.passive or self.state is InstanceState.FAILED or self.state is InstanceState.STOPPED:
             return None
-        return waiting.Starting(self.name) if self.stub is None else self.stub.work
+        return waiting.Coming(self.name) if self.stub is None else self.stub.work
 
     @property
     def checks_readiness(self) -> bool:
@@ -200,7 +198,6 @@ class Instance:
             self._restart.cancel()
 
     def drain(self) -> None:
-        """Takes no more batches, and is not restarted."""
         self.state = InstanceState.DRAINING
         self._drained = asyncio.Event()
         if self._restart is not None:

@@ -71,7 +71,6 @@ def find(mark: bytes, stubs: "set[int]") -> "set[int]":
 
 
 def kill_all(processes: "set[int]") -> bool:
-    """Kills all processes. Returns whether there were any."""
     for process in processes:
         try:
             os.kill(process, _SIGKILL)

@@ -36,24 +36,14 @@ class Program:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class StubOptions:
-    """How the stubs of a model run.
+class Launcher:
+    """Makes stubs for the model version in `version_dir`.
 
     With `terminal` one stub has the server's terminal, for a debugger. `threads` limits onnxruntime's threads (0: no
     limit); the environment's variables limit other libraries. `execute_timeout_s` is the limit of an `execute` if the
     model sets none (0: no limit); `check_outputs` is which answers are compared with the configuration: never, first or
     always.
     """
-
-    terminal: bool = False
-    threads: int = 0
-    execute_timeout_s: float = 0.0
-    check_outputs: str = "never"
-
-
-class Launcher:
-    """Makes stubs for the model version in `version_dir`."""
 
     def __init__(
         self,
@@ -63,44 +53,44 @@ class Launcher:
         version_dir: Path,
         program: Program,
         services: Services,
-        options: StubOptions | None = None,
+        terminal: bool = False,
+        threads: int = 0,
+        execute_timeout_s: float = 0.0,
+        check_outputs: str = "never",
     ) -> None:
         self._memory = memory
         self._environment = environment
         self._model_dir = model_dir
         self.version_dir = version_dir
-        self._program = program
+        self.program = program
         self._services = services
-        self._options = options or StubOptions()
+        self._terminal = terminal
+        self._threads = threads
+        self._execute_timeout_s = execute_timeout_s
+        self._check_outputs = check_outputs
 
     def boot(self, instance: str) -> Stub:
         """A stub that is importing the model. Raises ServeError if no process can be started."""
-        options = self._options
         return Stub(
             instance,
             self._environment,
             self._memory,
             {
                 "instance": instance,
-                "backend": self._program.backend,
-                "settings": dict(self._program.settings),
-                "model_file": str(self._program.file or ""),
-                "module": self._program.module,
-                "paths": [str(folder) for folder in self._program.search_path],
+                "backend": self.program.backend,
+                "settings": dict(self.program.settings),
+                "model_file": str(self.program.file or ""),
+                "module": self.program.module,
+                "paths": [str(folder) for folder in self.program.search_path],
                 "version_dir": str(self.version_dir),
-                "threads": options.threads,
-                "terminal": options.terminal,
-                "check_outputs": options.check_outputs,
+                "threads": self._threads,
+                "terminal": self._terminal,
+                "check_outputs": self._check_outputs,
             },
             log_from_stub,
             self._services,
-            options.terminal,
+            self._terminal,
         )
-
-    @property
-    def program(self) -> Path | None:
-        """The file that the stubs run; None for a built-in backend."""
-        return self._program.file
 
     async def initialize(self, stub: Stub, spec: InstanceSpec, config: Any, config_json: str) -> None:
         """Initializes the model in a stub that has imported it; `config_json` is args["model_config"].
@@ -110,7 +100,7 @@ class Launcher:
         arguments = initialize_arguments(spec, config.name, config_json, self._model_dir, self.version_dir.name)
         outputs = [output.name for output in config.output]
         decoupled = config.model_transaction_policy.decoupled
-        limit = execute_timeout(config, self._options.execute_timeout_s)
+        limit = execute_timeout(config, self._execute_timeout_s)
         await stub.handshake.initialize(spec.name, arguments, outputs, decoupled)
         stub.watch.limit(limit)
 
@@ -118,7 +108,6 @@ class Launcher:
 def initialize_arguments(
     spec: InstanceSpec, model: str, config_json: str, model_dir: Path, version: str
 ) -> dict[str, str]:
-    """The seven arguments of `initialize`."""
     return {
         "model_config": config_json,
         "model_instance_kind": spec.kind,

@@ -120,7 +120,6 @@ class RequestRing:
             self._loop.call_soon(self.announce)
 
     def close(self) -> None:
-        """Stops all announcements."""
         self._closed = True
 
 

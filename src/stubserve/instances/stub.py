@@ -8,7 +8,7 @@ end in order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from stubserve_stub.wire import layout
@@ -149,14 +149,11 @@ class Stub:
         elif kind == "ask" and message["question"].startswith("metric"):
             self._process.send("told", number=message["number"], **self._metrics.answer(message))
         elif kind == "ask":
-            self._in_background(self._tell(message))
+            answering = self._loop.create_task(self._tell(message))
+            self._answering.add(answering)
+            answering.add_done_callback(self._answering.discard)
         elif not self._grant.on_message(message):
             self.handshake.on_message(message)
-
-    def _in_background(self, answer: Coroutine[Any, Any, None]) -> None:
-        answering = self._loop.create_task(answer)
-        self._answering.add(answering)
-        answering.add_done_callback(self._answering.discard)
 
     async def _tell(self, question: dict[str, Any]) -> None:
         kind = question["question"]

@@ -80,9 +80,11 @@ class StubProcess:
         self._oom_kills_before = oom_kills()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             # Each of these may find no free descriptor.
-            self.doorbell_out, self.doorbell_in, self.answer_doorbell = doorbells = [
-                _eventfd(flags, ours) for flags in (0, os.EFD_NONBLOCK, 0)
-            ]
+            doorbells: list[int] = []
+            for flags in (0, os.EFD_NONBLOCK, 0):
+                doorbells.append(os.eventfd(0, os.EFD_CLOEXEC | flags))
+                ours.callback(os.close, doorbells[-1])
+            self.doorbell_out, self.doorbell_in, self.answer_doorbell = doorbells
             self._control, control = map(ours.enter_context, socket.socketpair())
             self._control.setblocking(False)
             theirs.callback(control.close)
@@ -134,7 +136,6 @@ class StubProcess:
             self._flush()
 
     def control_fileno(self) -> int:
-        """The descriptor for its messages."""
         return self._control.fileno()
 
     def read_messages(self) -> None:
@@ -160,7 +161,6 @@ class StubProcess:
             os.close(doorbell)
 
     def stderr_text(self) -> str:
-        """The last lines that the stub wrote to stderr."""
         return self._outputs[-1].tail.decode(errors="replace").strip()
 
     def _flush(self) -> None:
@@ -239,20 +239,18 @@ class Health:
         return _NAMES.get(self._words[layout.HEALTH_STATE], "unknown"), seconds
 
     def memory(self) -> int:
-        """The bytes of memory that only the process uses, 0 when it is gone."""
-        try:
-            with open(f"/proc/{self._pid}/statm", "rb", buffering=0) as statm:
-                _, resident, shared, *_ = map(int, statm.read().split())
-        except (OSError, ValueError):
-            return 0
-        # `shared` is memory that is backed by a file: libraries, and the arena.
-        return (resident - shared) * _PAGE_BYTES
+        return own_memory(self._pid)
 
 
-def _eventfd(flags: int, stack: contextlib.ExitStack) -> int:
-    descriptor = os.eventfd(0, os.EFD_CLOEXEC | flags)
-    stack.callback(os.close, descriptor)
-    return descriptor
+def own_memory(pid: int) -> int:
+    """The bytes of memory that only this process uses, 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb", buffering=0) as statm:
+            _, resident, shared, *_ = map(int, statm.read().split())
+    except (OSError, ValueError):
+        return 0
+    # `shared` is memory that is backed by a file: libraries, and the arena.
+    return (resident - shared) * _PAGE_BYTES
 
 
 def _exhaust(read: Callable[[], bool]) -> None:

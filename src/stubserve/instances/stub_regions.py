@@ -34,7 +34,6 @@ class StubRegions:
         self.on_gone: Callable[[int], object] = lambda number: None
 
     def tell(self, request: Request) -> None:
-        """Makes sure that the stub has the regions of a request."""
         for tensor in request.inputs:
             if isinstance(tensor.span, RegionSpan):
                 self._tell(tensor.span.place.region)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor, drop_blocks
-from stubserve.instances.batch import Batch
+from stubserve.instances.batch import InFlightBatch
 
 # The number of a batch, and the request's slot in it
 Key = tuple[int, int]
@@ -22,7 +22,7 @@ class StubRequests:
     """
 
     def __init__(self) -> None:
-        self.batches: dict[int, Batch] = {}
+        self.batches: dict[int, InFlightBatch] = {}
         self._open: dict[Key, Request] = {}
         self._keys: dict[Request, Key] = {}
         self._extras: dict[Key, Sequence[Tensor]] = {}
@@ -39,7 +39,6 @@ class StubRequests:
         return not self.batches and not self._open
 
     def all(self) -> list[Request]:
-        """All requests, those of batches first."""
         return [*(request for batch in self.batches.values() for request in batch.work.requests), *self._open.values()]
 
     def find(self, key: Key) -> Request | None:
@@ -56,14 +55,12 @@ class StubRequests:
         return key
 
     def extras(self, key: Key) -> Sequence[Tensor]:
-        """The extra inputs of this request."""
         batch = self.batches.get(key[0])
         if batch is None:
             return self._extras.get(key, ())
         return batch.extras[key[1]] if batch.extras is not None else ()
 
     def tensors(self) -> Iterator[Tensor]:
-        """All tensors that the stub got with these requests."""
         for batch in self.batches.values():
             yield from batch.tensors()
         for request in self._open.values():

@@ -12,23 +12,21 @@ instances, unless all of them wait.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import BlockingCall, ServedModel, Waiter
 
 
-class Starting:
-    """The waiter of an instance that has no stub now, but will have one."""
+class Coming:
+    """The waiter of what does not run yet: an instance that will have a stub, or a run of an ensemble."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, waits_for: Callable[[], Sequence[BlockingCall]] = tuple) -> None:
         self.name = name
+        self.waits_for = waits_for
 
     def has(self, request: Request) -> bool:
         return False
-
-    def waits_for(self) -> Sequence[BlockingCall]:
-        return ()
 
 
 def dead_end(caller: Waiter, model: ServedModel, request: Request | None) -> list[str] | None:

@@ -21,7 +21,7 @@ from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ModelFinder
 from stubserve.inference.tensor import drop_blocks
 from stubserve.inference.work import Work
-from stubserve.instances.batch import Batch, hold_inputs, pack_batch, read_response, read_result
+from stubserve.instances.batch import InFlightBatch, hold_inputs, pack_batch, read_response, read_result
 from stubserve.instances.bls import StubCall, StubCalls
 from stubserve.instances.rings import AnswerRing, RequestRing
 from stubserve.instances.stub_process import StubProcess
@@ -134,7 +134,7 @@ class StubWork:
         # Only now: a caller that gets an exception answers the requests.
         if not batches:
             self._memory.stubs_at_work += 1
-        batches[number] = Batch(work, spilled)
+        batches[number] = InFlightBatch(work, spilled)
         if self.on_batch is not None:
             self.on_batch()
 
@@ -219,7 +219,6 @@ class StubWork:
             self._break_off("its ring holds something that is not a message;")
 
     def _tell(self) -> None:
-        """Tells the owner about executed work."""
         executed = self._executed
         if executed:
             self._executed = []
@@ -315,7 +314,6 @@ class StubWork:
         return self._process.name
 
     def has(self, request: Request) -> bool:
-        """Whether the stub has this request."""
         return self._requests.key_of(request) is not None
 
     def waits_for(self) -> Sequence[StubCall]:

@@ -61,7 +61,6 @@ class Changeover:
         self._stop_timeout_s = stop_timeout_s
 
     def served(self, name: str) -> Candidate | None:
-        """The candidate that a model serves from, None if it does not serve."""
         loaded = self._loaded.get(name)
         return None if loaded is None else loaded.candidate
 
@@ -74,7 +73,7 @@ class Changeover:
         versions, on_disk = await self._look(candidate)
         staying = self._staying(candidate, versions)
         if self._is_as_served(candidate, versions):
-            if all(model.stands() and not model.down() for model in self._loaded[name].models):
+            if self._loaded[name].fine:
                 log.debug("'%s' serves already, and nothing of it has changed", name)
                 self._confirm(name, on_disk)
                 return ()
@@ -92,7 +91,8 @@ class Changeover:
             models, updates, failures = _outcome(starts)
             if len(models) + len(updates) < len(versions):
                 for update in updates:
-                    update.undo(self._stop_timeout_s)
+                    for instance in update.started:
+                        update.model.retire(instance, self._stop_timeout_s)
                 self._give_up(Loaded(candidate, models), versions, failures, staying)
         if failures:
             states = {version: "READY" if version in staying else "UNAVAILABLE" for version in failures}
@@ -133,9 +133,7 @@ class Changeover:
     def goes_on(self, candidate: Candidate) -> bool:
         """Whether its load has nothing to do; then the serving versions go on."""
         loaded = self._loaded.get(candidate.folder.key)
-        if loaded is None or not candidate.is_same(loaded.candidate):
-            return False
-        if not all(model.stands() and not model.down() for model in loaded.models):
+        if loaded is None or not candidate.is_same(loaded.candidate) or not loaded.fine:
             return False
         self._registry.entry(candidate.folder.key).reason = ""
         return True
@@ -227,7 +225,7 @@ class Changeover:
 
     def _commit(self, update: InstanceUpdate) -> list[asyncio.Task[None]]:
         try:
-            return update.commit(self._stop_timeout_s)
+            return update.model.change_instances(update.instances, update.config, self._stop_timeout_s)
         except Exception:
             # The version goes on with its present instances: undoing the load now could only make more of it fail.
             log.exception("unexpected error while version %d got other instances", update.model.version)
@@ -249,7 +247,11 @@ class Changeover:
         self._loaded[name] = loaded
         if old is not None:
             replaced = [model for model in old.models if model not in loaded.models]
-            _hand_over_sequences(replaced, loaded.models)
+            # Sequences go on where they are, by way of the new model of the same version, or of the latest.
+            heirs = {model.version: model for model in loaded.models if isinstance(model, SequenceModel)}
+            for former in replaced:
+                if heirs and isinstance(former, SequenceModel):
+                    heirs.get(former.version, heirs[max(heirs)]).takes_over_from(former)
             self._retiring.begin(Loaded(old.candidate, replaced), leaving)
 
     def _give_up(
@@ -281,14 +283,6 @@ class Changeover:
 
 
 _GIVEN_UP = "the load was given up"
-
-
-def _hand_over_sequences(replaced: Sequence[ServedModel], models: Sequence[ServedModel]) -> None:
-    """Sequences of replaced models go on there, by way of the new model of the same version, or of the latest."""
-    heirs = {model.version: model for model in models if isinstance(model, SequenceModel)}
-    for former in replaced:
-        if heirs and isinstance(former, SequenceModel):
-            heirs.get(former.version, heirs[max(heirs)]).takes_over_from(former)
 
 
 def _outcome(

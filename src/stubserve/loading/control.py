@@ -6,9 +6,7 @@ not for a model's request, as the instances may wait for that model. A load of a
 
 Models are kept apart by keys (`repositories`): with namespaces, a name means all models that have it.
 
-`dependencies` has the consequences for ensembles. They are settled when a load or unload is over, and before it is
-answered. Ensembles that need a missing model are unloaded, those that can be served again come back, and those with
-replaced members are loaded again.
+The consequences for ensembles (`ensembles`) are settled when a load or unload is over, and before it is answered.
 
 Loads and unloads of one model take turns, and each runs as a task of its own (`changes`). Retiring (`retiring`), and
 the wait for leaving instances, is not part of a turn, so a model may reload or unload itself while it executes.
@@ -30,8 +28,7 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.instances.services import ControlForModels, Services, no_model_control
 from stubserve.loading.changeover import Changeover
 from stubserve.loading.changes import Changes, Turn, Turns, all_of, as_load_error
-from stubserve.loading.dependencies import no_longer_needed, rounds
-from stubserve.loading.ensembles import Ensembles
+from stubserve.loading.ensembles import Ensembles, no_longer_needed, rounds
 from stubserve.loading.finding import Finder, Look
 from stubserve.loading.loader import Loader
 from stubserve.loading.watch import RepositoryWatch, occasions
@@ -141,13 +138,14 @@ class ModelControl:
         keys = [name]
         if self._settings.namespacing:
             keys = await self._repositories.aside(partial(self._repositories.keys, name))
-        await all_of(self._load_key(key, config, files or {}, asked_in) for key in keys)
 
-    async def _load_key(self, key: str, config: str | None, files: Mapping[str, bytes], asked_in: Turn | None) -> None:
-        self._asked_for.add(key)
-        leaving = await self._changes.run(lambda outer: self._load_and_settle(key, config, files, outer), asked_in)
-        if leaving and asked_in is None:
-            await asyncio.wait(leaving)
+        async def load(key: str) -> None:
+            self._asked_for.add(key)
+            leaving = await self._changes.run(partial(self._load_and_settle, key, config, files or {}), asked_in)
+            if leaving and asked_in is None:
+                await asyncio.wait(leaving)
+
+        await all_of(map(load, keys))
 
     async def unload(self, name: str, dependents: bool = False, asked_in: Turn | None = None) -> None:
         """Unloads a model if it is there. Does not wait for its requests. Raises ServeError.

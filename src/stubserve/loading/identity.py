@@ -11,8 +11,6 @@ answers are then not kept (`Response.transient`).
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,6 @@ from typing import Any
 from stubserve.model_config.complete import copy_of
 
 _PIECE = 1 << 20
-
-
-def of_load() -> bytes:
-    """An identity that differs with each call."""
-    return secrets.token_bytes(32)
 
 
 def digest_of(folder: Path, program: Path | None) -> bytes:
@@ -49,17 +42,8 @@ def _add(digest: Any, folder: Path, pattern: str) -> None:
                     digest.update(piece)
 
 
-def of_files(config: Any, version: int, files: bytes) -> bytes:
-    """A digest that is the same for equal configurations and `files`, the result of `digest_of`."""
-    return sha256(_of_config(config, version) + files).digest()
-
-
-def of_members(config: Any, version: int, members: Iterable[bytes]) -> bytes:
-    """A digest that is the same for equal configurations of ensembles with equal members."""
-    return sha256(_of_config(config, version) + b"".join(members)).digest()
-
-
-def _of_config(config: Any, version: int) -> bytes:
+def identity_of(config: Any, version: int, rest: bytes) -> bytes:
+    """The same for equal configurations and an equal `rest`: the `digest_of` files, or the identities of members."""
     said = copy_of(config)
     said.ClearField("instance_group")
-    return b"%d %b" % (version, sha256(said.SerializeToString(deterministic=True)).digest())
+    return sha256(b"%d %b%b" % (version, sha256(said.SerializeToString(deterministic=True)).digest(), rest)).digest()

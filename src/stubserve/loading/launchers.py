@@ -1,19 +1,30 @@
-"""Launchers of stubs: find the program of a model version, its environment and its share of the cores."""
+"""Launchers of stubs: find the program of a model version, its environment and its share of the cores.
+
+**The share** is the number of threads that numeric libraries of one instance may start. OpenMP, MKL and OpenBLAS (and
+with them numpy, scipy and torch) start one thread per core in every process, and onnxruntime does the same in every
+session. Four instances on eight cores then run thirty-two threads and are slower than with eight. A container that may
+use two cores of sixty-four is slowed down most: the libraries count all cores.
+
+Nothing is set if it would change nothing: for one instance that may use all cores. Explicit settings go first, in this
+order: the model's parameter THREADS_PER_INSTANCE (0 for no limit); variables in the server's own environment. Other
+models are not counted: they may be idle.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from stubserve.environments.resolve import Environments
-from stubserve.instances.launcher import Launcher, Program, StubOptions
+from stubserve.errors import invalid
+from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.services import Services
-from stubserve.instances.threads import thread_variables, threads_per_instance
 from stubserve.loading.program import check_python_parameters, environment_of, locate_program, missing_parts
 from stubserve.loading.source_check import SourceProblem, misspelt_hooks
 from stubserve.memory.server_memory import Memory
@@ -25,6 +36,15 @@ from stubserve.settings.groups import InstanceSettings
 log = logging.getLogger("stubserve.repository")
 
 _MAX_BATCH_SIZE = "default-max-batch-size"
+
+# The limit of threads, as a model's own
+PARAMETER = "THREADS_PER_INSTANCE"
+
+# MKL and OpenBLAS use OMP_NUM_THREADS if their own variable is missing.
+_GENERAL = "OMP_NUM_THREADS"
+_VARIABLES = (_GENERAL, "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 class Launchers:
@@ -45,16 +65,23 @@ class Launchers:
         A program that is not there fails in the stub. Raises ServeError.
         """
         name, config = candidate.folder.name, candidate.config
-        files = await asyncio.to_thread(_find_files, candidate, version, self._settings.backend_directory)
-        program, model_dir = files.program, files.model_dir
-        program = replace(program, settings=self._settings.backend_settings(program.backend))
-        if files.program_is_missing:
+        settings = self._settings
+        program, missing, hints, model_dir, version_dir = await asyncio.to_thread(
+            _find_files, candidate, version, settings.backend_directory
+        )
+        program = replace(program, settings=settings.backend_settings(program.backend))
+        if missing:
             # The same words as in upstream's log.
             log.info("Failed to preinitialize Python stub: Python model file not found in '%s'", program.file)
-        for hint in files.hints if self._hints else ():
+        for hint in hints if self._hints else ():
             log.warning("model '%s': %s:%d: %s", name, program.file, hint.line, hint.text)
         config = with_runtime(config, program.runtime)
-        self._mention_batch_size(config.backend)
+        # A backend's setting of batch sizes has no effect with Python models. The words are upstream's.
+        size = settings.backend_setting(config.backend, _MAX_BATCH_SIZE)
+        if size is None:
+            log.debug("Adding default backend config setting: %s,4", _MAX_BATCH_SIZE)
+        else:
+            log.debug("Found overwritten default setting: %s,%s", _MAX_BATCH_SIZE, size)
         for _, part in missing_parts(config):
             log.warning("model '%s': %s", name, part)
         environment = await environment_of(program, self._environments, config, model_dir)
@@ -65,39 +92,29 @@ class Launchers:
         environment = services.confinement.around(environment, model_dir, name)
         if threads:
             log.debug("'%s' version %d: %d threads per instance", name, version, threads)
-        options = StubOptions(
-            self._settings.gives_terminal(name),
+        launcher = self._make(
+            self._memory,
+            environment,
+            model_dir,
+            version_dir,
+            program,
+            services,
+            settings.gives_terminal(name),
             threads,
-            self._settings.execute_timeout_secs,
-            self._settings.check_outputs,
+            settings.execute_timeout_secs,
+            settings.check_outputs,
         )
-        launcher = self._make(self._memory, environment, model_dir, files.version_dir, program, services, options)
-        return launcher, config, not files.program_is_missing
-
-    def _mention_batch_size(self, backend: str) -> None:
-        """Logs a backend's setting of batch sizes, in upstream's words; it has no other effect with Python models."""
-        size = self._settings.backend_setting(backend, _MAX_BATCH_SIZE)
-        if size is None:
-            log.debug("Adding default backend config setting: %s,4", _MAX_BATCH_SIZE)
-        else:
-            log.debug("Found overwritten default setting: %s,%s", _MAX_BATCH_SIZE, size)
+        return launcher, config, not missing
 
 
-class _Files(NamedTuple):
-    """The program and folders of a version's stubs, without links.
+def _find_files(
+    candidate: Candidate, version: int, backend_directory: Path
+) -> tuple[Program, bool, Sequence[SourceProblem], Path, Path]:
+    """The program, whether its file is missing, likely mistakes in it, and the folders of model and version.
 
-    `hints` name likely mistakes in a source that loads.
+    Folders are without links. In a thread, as disks may be slow. Raises ServeError, for the fault that upstream reports
+    first.
     """
-
-    program: Program
-    program_is_missing: bool
-    model_dir: Path
-    version_dir: Path
-    hints: Sequence[SourceProblem]
-
-
-def _find_files(candidate: Candidate, version: int, backend_directory: Path) -> _Files:
-    """Finds them, in a thread, as disks may be slow. Raises ServeError, for the fault that upstream reports first."""
     folder, config = candidate.folder, candidate.config
     model_dir = folder.path.resolve()
     program = locate_program(config, model_dir, version, backend_directory)
@@ -105,4 +122,47 @@ def _find_files(candidate: Candidate, version: int, backend_directory: Path) -> 
     check_python_parameters(config)
     missing = program.file is not None and not program.file.is_file()
     hints = [] if program.file is None or missing else misspelt_hooks(program.file)
-    return _Files(program, missing, model_dir, folder.version_path(version).resolve(), hints)
+    return program, missing, hints, model_dir, folder.version_path(version).resolve()
+
+
+def visible_cores() -> int:
+    """The cores that a process sees; the libraries use this number."""
+    return len(os.sched_getaffinity(0))
+
+
+def allowed_cores(cpu_max: Path = _CPU_MAX) -> int:
+    """The cores that this process gets time of: the visible ones, or the container's share if that is less."""
+    cores = visible_cores()
+    try:
+        quota, period = cpu_max.read_text().split()
+        if quota != "max":
+            cores = min(cores, max(math.ceil(int(quota) / int(period)), 1))
+    except (OSError, ValueError, ZeroDivisionError):
+        pass  # no such limit here
+    return cores
+
+
+def threads_per_instance(
+    config: Any, instances: int, environ: Mapping[str, str], *, allowed: int | None = None, visible: int | None = None
+) -> int:
+    """The limit for each of `instances` instances of a model, 0 for none. Raises ServeError INVALID_ARG."""
+    if PARAMETER in config.parameters:
+        text = config.parameters[PARAMETER].string_value
+        if not (text.isascii() and text.isdigit()):
+            raise invalid(
+                f"parameter '{PARAMETER}' of model '{config.name}' must be a number of threads, or 0 for no limit. "
+                f"Got '{text}'"
+            ).at("parameters", PARAMETER)
+        return int(text)
+    if _GENERAL in environ:
+        return 0
+    share = max((allowed_cores() if allowed is None else allowed) // max(instances, 1), 1)
+    return share if share < (visible_cores() if visible is None else visible) else 0
+
+
+def thread_variables(config: Any, threads: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables for the libraries. Existing ones stay, unless the model's parameter is set."""
+    if not threads:
+        return {}
+    forced = PARAMETER in config.parameters
+    return {name: str(threads) for name in _VARIABLES if forced or name not in environ}

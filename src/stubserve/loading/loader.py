@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from stubserve.instances.launcher import Launcher
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.loading.ensembles import start_ensemble
-from stubserve.loading.identity import digest_of, of_files, of_load, of_members
+from stubserve.loading.identity import digest_of, identity_of
 from stubserve.loading.launchers import Launchers
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances
@@ -68,18 +69,6 @@ class InstanceUpdate:
     instances: list[Instance]
     started: list[Instance]
     config: Any
-
-    def commit(self, stop_timeout_s: float) -> list[asyncio.Task[None]]:
-        """Makes the change. Leaving instances finish their work, and then have `stop_timeout_s` to finalize.
-
-        The tasks are done when those instances are gone that a load waits for.
-        """
-        return self.model.change_instances(self.instances, self.config, stop_timeout_s)
-
-    def undo(self, stop_timeout_s: float) -> None:
-        """Keeps the old instances; the new ones end."""
-        for instance in self.started:
-            self.model.retire(instance, stop_timeout_s)
 
 
 log = logging.getLogger("stubserve.repository")
@@ -125,18 +114,22 @@ class Loader:
             ensemble.tracing = self._tracing(ensemble.name)
             ensemble.latencies = self._latencies(config)
             if self._cache is not None and self._cache.is_shared:
-                ensemble.identity = of_members(config, version, [one.identity for one in ensemble.members.values()])
+                members = b"".join([one.identity for one in ensemble.members.values()])
+                ensemble.identity = identity_of(config, version, members)
             self._use_cache(ensemble)
             return ensemble
         name = folder.name
         launcher, config, has_program = await self._launchers.of(candidate, version, services)
         # Before any stub reads them: a stub that has read older ones is then found out (`_differs`).
-        files = await self._files_of(launcher)
+        is_shared = self._cache is not None and self._cache.is_shared
+        files = await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program.file) if is_shared else b""
         specs = instances_of(config)
         first: Stub | None = None
         model: InstanceModel | None = None
         config_json = render_json(config)
-        asleep = has_program and self._starts_asleep(candidate)
+        # Its first request starts it, if its configuration needs no completion by the model.
+        complete = candidate.has_config and bool(config.input) and bool(config.output)
+        asleep = self._settings.start_asleep and has_program and complete
         if self._completes and not asleep:
             first, config, config_json = await self._complete(launcher, specs[0].name, config, candidate.has_config)
             specs = instances_of(config)
@@ -149,8 +142,8 @@ class Loader:
             model.signature.labels = labels
             model.tracing = self._tracing(name)
             model.latencies = self._latencies(config)
-            if files is not None:
-                model.identity = of_files(config, version, files)
+            if files:
+                model.identity = identity_of(config, version, files)
             self._use_cache(model)
             warm_up = await self._warm_up(model, folder.path)
             instances = self._instances(model, launcher, specs, config_json, warm_up, first)
@@ -161,8 +154,7 @@ class Loader:
                     instance.begin_asleep()
             else:
                 await _start_all(instances)
-            if asleep or self._settings.sleep_after_secs:
-                model.sleep_after(self._settings.sleep_after_secs, asleep)
+            model.sleep_after(self._settings.sleep_after_secs, asleep)
         except BaseException:
             if first is not None:
                 await first.kill()  # its instance may not have taken it over
@@ -170,11 +162,6 @@ class Loader:
                 model.unlimit(model.instances)
             raise
         return model
-
-    def _starts_asleep(self, candidate: Candidate) -> bool:
-        """Whether its first request starts it: its configuration needs no completion by the model."""
-        complete = candidate.has_config and candidate.config.input and candidate.config.output
-        return self._settings.start_asleep and bool(complete)
 
     async def update(self, model: InstanceModel, candidate: Candidate, services: Services) -> InstanceUpdate:
         """The change of a serving version's instances to those of `candidate`, which has no other difference.
@@ -213,12 +200,6 @@ class Loader:
                 config.name,
             )
 
-    async def _files_of(self, launcher: Launcher) -> bytes | None:
-        """The digest of a version's files; None if no cache is shared."""
-        if self._cache is None or not self._cache.is_shared:
-            return None
-        return await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program)
-
     def _use_cache(self, model: InstanceModel | EnsembleModel) -> None:
         if not model.config.response_cache.enable:
             return
@@ -232,7 +213,7 @@ class Loader:
             # Only an ensemble gets here: it is decoupled because a member is.
             log.warning("model '%s': 'response_cache' has no effect, as its members are decoupled", model.name)
         else:
-            model.use_cache(cache, model.identity if cache.is_shared else of_load())
+            model.use_cache(cache, model.identity if cache.is_shared else secrets.token_bytes(32))
 
     def _latencies(self, config: Any) -> Latencies | None:
         """The counts of the model's latencies, None if they are switched off."""
@@ -333,8 +314,8 @@ async def _differs(model: InstanceModel, launcher: Launcher, instance: str) -> b
     """
     if not model.identity:
         return False
-    files = await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program)
-    if of_files(model.config, model.version, files) == model.identity:
+    files = await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program.file)
+    if identity_of(model.config, model.version, files) == model.identity:
         return False
     log.warning(
         "instance '%s' runs files that have changed since its model was loaded; its answers go into no shared cache "

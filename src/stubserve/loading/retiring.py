@@ -27,6 +27,11 @@ class Loaded:
     candidate: Candidate
     models: list[ServedModel]
 
+    @property
+    def fine(self) -> bool:
+        """Whether all models serve, and with the members that they were loaded with."""
+        return all(model.stands() and not model.down() for model in self.models)
+
 
 class Retiring:
     """All models on their way out. Stubs get `stop_timeout_s` to finalize once their requests are answered."""
@@ -68,7 +73,7 @@ class Retiring:
         agents = loaded.candidate.agents
         if agents is not None:
             await agents.unloads()
-        ended = await asyncio.gather(*(self._drain_and_stop(model, patience_s) for model in loaded.models))
+        ended = await asyncio.gather(*(self._end(model, patience_s) for model in loaded.models))
         await _remove(loaded.candidate)
         if agents is not None:
             await agents.unloaded()
@@ -82,10 +87,8 @@ class Retiring:
             if complete:
                 log.info("successfully unloaded '%s' version %d", name, model.version)
 
-    async def _drain_and_stop(self, model: ServedModel, patience_s: float) -> bool:
-        if await model.drained(patience_s):
-            return await _stop(model, self._stop_timeout_s)
-        return await _stop(model, _MODEL_GRACE_S)
+    async def _end(self, model: ServedModel, patience_s: float) -> bool:
+        return await _stop(model, self._stop_timeout_s if await model.drained(patience_s) else _MODEL_GRACE_S)
 
 
 async def _stop(model: ServedModel, timeout_s: float) -> bool:

@@ -153,7 +153,9 @@ async def _changes(repositories: Sequence[Path]) -> AsyncIterator[None]:
     from watchfiles import awatch
 
     began = False
-    watched = [*repositories, *_linked_folders(repositories)]
+    # Folders that links in a repository lead to as well: the watch does not follow links.
+    links = (path for repository in repositories for depth in ("*", "*/*") for path in repository.glob(depth))
+    watched = [*repositories, *(link.resolve() for link in links if link.is_symlink() and link.is_dir())]
     # Its own filter leaves out files that Python and editors write beside the saved ones.
     async for changed in awatch(*watched, debounce=200, rust_timeout=_QUIET_MS, yield_on_timeout=True):
         if not began:
@@ -161,9 +163,3 @@ async def _changes(repositories: Sequence[Path]) -> AsyncIterator[None]:
         if changed or not began:
             began = True
             yield
-
-
-def _linked_folders(repositories: Sequence[Path]) -> list[Path]:
-    """Folders that links in a repository lead to: the watch does not follow links."""
-    links = (path for repository in repositories for depth in ("*", "*/*") for path in repository.glob(depth))
-    return [link.resolve() for link in links if link.is_symlink() and link.is_dir()]

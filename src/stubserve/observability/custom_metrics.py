@@ -27,8 +27,6 @@ _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 class Series:
     """One metric: a number, or, with `bounds`, a histogram with a count per bucket and one above the last."""
 
-    __slots__ = ("bounds", "counts", "labels", "owners", "value")
-
     def __init__(self, labels: Labels, bounds: Sequence[float] | None = None) -> None:
         self.labels = labels
         self.owners = 0
@@ -46,8 +44,6 @@ class Series:
 
 class Family:
     """Metrics of one name; `kind` is one of COUNTER, GAUGE, HISTOGRAM."""
-
-    __slots__ = ("description", "kind", "name", "owners", "series")
 
     def __init__(self, name: str, description: str, kind: str) -> None:
         self.name = name

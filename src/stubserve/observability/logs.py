@@ -206,7 +206,6 @@ class LogSettings:
         return switch is None or self._values[switch]
 
     def apply(self) -> None:
-        """Applies the settings to the process's log."""
         for formatter in self.formatters:
             formatter.form = self._values["log_format"]
         logging.getLogger("stubserve").setLevel(logging.DEBUG if self.verbose else logging.INFO)

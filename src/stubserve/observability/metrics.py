@@ -77,7 +77,6 @@ class ServerMetrics:
         self._cache = cache
 
     def text(self) -> LongWork[str]:
-        """The current metrics."""
         exposition = Exposition()
         for model in tuple(self._models()):
             self._expose_model(model, exposition)
@@ -102,7 +101,6 @@ class ServerMetrics:
         return (yield from exposition.text())
 
     def _expose_model(self, model: ServedModel, exposition: Exposition) -> None:
-        """Adds upstream's metrics of one model."""
         names = _labels_of(model)
         labels = _sorted(names)
         statistics = model.statistics

@@ -51,7 +51,6 @@ class OutputQueue:
         self._began: float | None = None
 
     def write(self, descriptor: int, data: bytes, source: str = SERVER) -> None:
-        """Queues `data`; drops it if `source` has too much in the queue."""
         with self._news:
             if self._waiting[source] + len(data) > SOURCE_BYTES + _LARGEST_WRITE:
                 self._dropped[source] += len(data)

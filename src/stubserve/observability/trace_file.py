@@ -88,7 +88,9 @@ class TraceFile(TraceQueue):
             data = ("," if self._end else "[").encode() + ",".join(texts).encode()
             file.seek(self._end)
             try:
-                _write_all(file.fileno(), data + b"]")
+                left = memoryview(data + b"]")
+                while left:
+                    left = left[file.write(left) :]
             except OSError:
                 # The disk is full: the file stays an array without this trace.
                 with contextlib.suppress(OSError):
@@ -97,13 +99,6 @@ class TraceFile(TraceQueue):
                         os.pwrite(file.fileno(), b"]", self._end)
                 raise
         self._end += len(data)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        written = os.write(descriptor, left)
-        left = left[written:]
 
 
 def _objects(tree: Sequence[Trace], tracer: Tracer) -> list[str]:

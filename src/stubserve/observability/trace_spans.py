@@ -105,8 +105,10 @@ def _record(trace: Trace) -> Record:
         "triton.trace_id": trace.number,
         "triton.trace_parent_id": trace.parent,
         "triton.request_id": trace.request_id,
-        **_tensors(trace),
+        **{f"{copy.activity}.{copy.name}": f"{list(copy.shape)}, {copy.nbytes} bytes" for copy in trace.tensors},
     }
+    if trace.left_out:
+        told["stubserve.tensors_left_out"] = str(trace.left_out)
     kept = [event for event in events if event[0] not in _COMPUTE and not event[0].startswith(_OUTER)]
     above = trace.outer_span or trace.parent_span
     spans.append((trace.model, trace.span, above, (trace.begun_ns, answered), kept, told))
@@ -120,10 +122,3 @@ def _record(trace: Trace) -> Record:
         times = (trace.compute_start_ns, trace.compute_end_ns or answered)
         spans.append(("compute", trace.compute_span, trace.span, times, kept, told))
     return f"{trace.trace_id:032x}", trace.error, spans
-
-
-def _tensors(trace: Trace) -> dict[str, str]:
-    told = {f"{copy.activity}.{copy.name}": f"{list(copy.shape)}, {copy.nbytes} bytes" for copy in trace.tensors}
-    if trace.left_out:
-        told["stubserve.tensors_left_out"] = str(trace.left_out)
-    return told

@@ -7,6 +7,7 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -14,26 +15,17 @@ _T = TypeVar("_T")
 
 async def in_daemon_thread(work: Callable[[], _T]) -> _T:
     """The result or exception of `work` in its own thread. A cancellation does not stop `work`."""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[_T] = loop.create_future()
-
-    def tell(done: Callable[[], None]) -> None:
-        if not outcome.done():
-            done()
+    outcome: Future[_T] = Future()
+    outcome.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            found = work()
+            outcome.set_result(work())
         except BaseException as raised:
-            error = raised  # the name of an except clause ends with the clause
-            finished: Callable[[], None] = lambda: outcome.set_exception(error)  # noqa: E731
-        else:
-            finished = lambda: outcome.set_result(found)  # noqa: E731
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(tell, finished)
+            outcome.set_exception(raised)
 
     threading.Thread(target=run, daemon=True).start()
-    return await outcome
+    return await asyncio.wrap_future(outcome)
 
 
 def for_all(items: Iterable[Any], work: Callable[[Any], None], at_once: int) -> None:

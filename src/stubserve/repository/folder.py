@@ -61,11 +61,15 @@ class ModelFolder:
 
     @property
     def key(self) -> str:
-        """The model's unique key."""
-        return f"{self.namespace}{BETWEEN}{self.name}" if self.namespace else self.name
+        return key_of(self.namespace, self.name)
 
     def version_path(self, version: int) -> Path:
         return self.path / str(version)
+
+
+def key_of(namespace: str, name: str) -> str:
+    """A model's unique key; its name if there are no namespaces."""
+    return f"{namespace}{BETWEEN}{name}" if namespace else name
 
 
 def name_of(key: str, namespacing: bool) -> str:

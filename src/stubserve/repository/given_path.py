@@ -79,7 +79,6 @@ def advice(path: Path) -> str:
 
 
 def advice_for(paths: Sequence[Path]) -> list[str]:
-    """The advice for several paths."""
     return [text for text in map(advice, paths) if text]
 
 

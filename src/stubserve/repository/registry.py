@@ -10,7 +10,7 @@ from typing import Any
 
 from stubserve.errors import invalid, not_found, overloaded, unavailable
 from stubserve.inference.served_model import ServedModel
-from stubserve.repository.folder import BETWEEN, DUPLICATE_REASON, name_of
+from stubserve.repository.folder import DUPLICATE_REASON, key_of, name_of
 
 log = logging.getLogger("stubserve.repository")
 
@@ -128,7 +128,6 @@ class Registry:
         self.models.pop(name, None)
 
     def has(self, name: str, entry: VersionEntry) -> bool:
-        """Whether this is the current entry of its version."""
         model = self.models.get(name)
         return model is not None and model.versions.get(entry.version) is entry
 
@@ -241,11 +240,6 @@ class Namespace:
 
     def find(self, name: str, version: str) -> ServedModel:
         return self._registry.find(self._registry.resolve(name, self._namespace), version)
-
-
-def key_of(namespace: str, name: str) -> str:
-    """A model's unique key; its name if there are no namespaces."""
-    return f"{namespace}{BETWEEN}{name}" if namespace else name
 
 
 def meant(name: str, namespace: str, keys: Sequence[str]) -> str:

@@ -19,8 +19,8 @@ from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.model_config.validate_ensemble import members_of
 from stubserve.repository import folder as disk
 from stubserve.repository.daemon_threads import in_daemon_thread
-from stubserve.repository.folder import BETWEEN, ModelFolder, Survey, check_model_name, read_config
-from stubserve.repository.registry import key_of, meant
+from stubserve.repository.folder import BETWEEN, ModelFolder, Survey, check_model_name, key_of, read_config
+from stubserve.repository.registry import meant
 from stubserve.settings.groups import RepositorySettings
 
 if TYPE_CHECKING:

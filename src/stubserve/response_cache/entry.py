@@ -40,7 +40,6 @@ class CacheEntry:
 
     @property
     def in_arena(self) -> bool:
-        """Whether any of the entry lies in the arena."""
         return any(tensor.span is not None for tensor in self.outputs)
 
     def response(self) -> Response:

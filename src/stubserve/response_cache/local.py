@@ -23,7 +23,6 @@ class LocalStore:
         self._entries: OrderedDict[bytes, CacheEntry] = OrderedDict()
 
     def get(self, key: bytes) -> CacheEntry | None:
-        """The entry of a key."""
         entry = self._entries.get(key)
         if entry is None:
             self.misses += 1
@@ -55,7 +54,6 @@ class LocalStore:
         return False
 
     def clear(self) -> None:
-        """Lets go of everything."""
         while self._entries:
             self._entries.popitem()[1].drop()
         self.used = 0

@@ -67,7 +67,9 @@ def from_bytes(key: bytes, data: bytes) -> CacheEntry:
         raise BadEntry(f"its header cannot be read: {wrong!r}") from None
     if at != len(data):
         raise BadEntry(f"it has {len(data)} bytes, and its header speaks of {at}")
-    if not isinstance(parameters, dict) or not all(map(_is_parameter, parameters.values())):
+    if not isinstance(parameters, dict) or not all(
+        isinstance(one, str | bool | int | float) for one in parameters.values()
+    ):
         raise BadEntry("its parameters are none")
     return CacheEntry(tensors, parameters or None)
 
@@ -85,7 +87,3 @@ def _check_output(name: Any, datatype: Any, shape: Any, nbytes: Any) -> None:
         raise BadEntry(f"the shape of output '{name}' is none")
     if datatype != BYTES and prod(shape) * BY_NUMBER[datatype].itemsize != nbytes:
         raise BadEntry(f"the bytes of output '{name}' do not fit its shape")
-
-
-def _is_parameter(value: Any) -> bool:
-    return isinstance(value, str | bool | int | float)

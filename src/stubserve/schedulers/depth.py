@@ -146,11 +146,9 @@ class Depth:
         self._loads: dict[Hashable, _Load] = {}
 
     def join(self, instance: Hashable) -> None:
-        """An instance serves from now on; it has no work."""
         self._loads[instance] = _Load()
 
     def leave(self, instance: Hashable) -> None:
-        """An instance gets no more work."""
         self._loads.pop(instance, None)
 
     def handed_out(self, instance: Hashable, work: Work, queued: int = 0) -> None:
@@ -216,7 +214,6 @@ class Depth:
         return instance in self._loads
 
     def idle(self) -> list[Hashable]:
-        """The instances without work."""
         return [instance for instance, load in self._loads.items() if not load.works]
 
     def __len__(self) -> int:

@@ -10,7 +10,6 @@ from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.hold import BACKLOG_VARIABLE, HOLD_VARIABLE, Hold, from_environment
 from stubserve.schedulers.policy_queue import PriorityLevels
-from stubserve.schedulers.sequence.batcher import SequenceBatcher
 from stubserve.schedulers.sequence.direct import DirectBatcher
 from stubserve.schedulers.sequence.oldest import OldestBatcher
 
@@ -26,7 +25,9 @@ def create_scheduler(config: Any, max_queue_size: int = 0) -> Scheduler:
         return DynamicBatcher(1, priorities=PriorityLevels().bounded(max_queue_size))
     hold_until = from_environment(HOLD_VARIABLE)
     if choice == "sequence_batching":
-        return _sequence_scheduler(config, hold_until)
+        if config.sequence_batching.HasField("oldest"):
+            return OldestBatcher(config, hold_until)
+        return DirectBatcher(config, Hold(hold_until, from_environment(BACKLOG_VARIABLE)))
     if choice != "dynamic_batching":
         raise unsupported(f"model '{config.name}' is configured with '{choice}', which stubserve does not offer yet")
     batching = config.dynamic_batching
@@ -41,9 +42,3 @@ def create_scheduler(config: Any, max_queue_size: int = 0) -> Scheduler:
         priorities,
         hold_until,
     )
-
-
-def _sequence_scheduler(config: Any, hold_until: int) -> SequenceBatcher:
-    if config.sequence_batching.HasField("oldest"):
-        return OldestBatcher(config, hold_until)
-    return DirectBatcher(config, Hold(hold_until, from_environment(BACKLOG_VARIABLE)))

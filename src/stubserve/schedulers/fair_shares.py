@@ -40,7 +40,6 @@ class FairShares:
             self.add(request)
 
     def add(self, request: Request) -> None:
-        """A request waits from now on."""
         client = request.client
         if client is None:
             return
@@ -53,7 +52,6 @@ class FairShares:
         self._most = max(self._most, count)
 
     def remove(self, request: Request) -> None:
-        """A request that waited has left."""
         client = request.client
         requests = self._of.get(client)
         if requests is None or request not in requests:

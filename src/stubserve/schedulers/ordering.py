@@ -45,7 +45,6 @@ class ResponseOrderer:
         return released
 
     def held(self, request: Request) -> Sequence[Response]:
-        """The responses of a request that are held back."""
         return self._expected.get(request, ())
 
     def ahead_of(self, request: Request) -> list[Request]:

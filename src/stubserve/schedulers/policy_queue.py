@@ -54,7 +54,6 @@ class QueuePolicy:
 
     @classmethod
     def from_config(cls, policy: Any) -> QueuePolicy:
-        """Reads a `ModelQueuePolicy` message."""
         return cls(
             policy.timeout_action == policy.DELAY,
             policy.default_timeout_microseconds,
@@ -77,7 +76,6 @@ class PriorityLevels:
 
     @classmethod
     def from_config(cls, batching: Any) -> PriorityLevels:
-        """Reads a `ModelDynamicBatching` message."""
         return cls(
             batching.priority_levels,
             batching.default_priority_level,
@@ -120,16 +118,15 @@ class _Level:
     def __init__(self, number: int, policy: QueuePolicy) -> None:
         self.number = number
         self.policy = policy
-        # Each request with its deadline, 0 for none
+        # Each request with the deadline that it still has, 0 for none
         self.unexpired: OrderedDict[Request, int] = OrderedDict()
-        self.delayed: OrderedDict[Request, None] = OrderedDict()
+        self.delayed: OrderedDict[Request, int] = OrderedDict()
         # Requests that have a place and are in no line
         self.beside: dict[Request, None] = {}
         # The shares of the clients, from when the level is full until it is half empty
         self.shares: FairShares | None = None
 
     def has_left(self, request: Request) -> None:
-        """A request has lost its place."""
         if self.shares is not None:
             self.shares.remove(request)
             if len(self) <= self.policy.max_queue_size // 2:
@@ -201,18 +198,14 @@ class PolicyQueue:
         return True
 
     def take(self, count: int) -> list[Request]:
-        """Removes and returns the first `count` requests."""
         taken: list[Request] = []
         for level in self._order:
-            while level.unexpired and len(taken) < count:
-                request, deadline_ns = level.unexpired.popitem(last=False)
-                self._forget_deadline(deadline_ns)
-                taken.append(request)
-                level.has_left(request)
-            while level.delayed and len(taken) < count:
-                request = level.delayed.popitem(last=False)[0]
-                taken.append(request)
-                level.has_left(request)
+            for line in (level.unexpired, level.delayed):
+                while line and len(taken) < count:
+                    request, deadline_ns = line.popitem(last=False)
+                    self._forget_deadline(deadline_ns)
+                    taken.append(request)
+                    level.has_left(request)
             if len(taken) == count:
                 break
         self._size -= len(taken)
@@ -232,7 +225,7 @@ class PolicyQueue:
             del level.unexpired[request]
             self._live_deadlines -= 1
             if level.policy.delay_expired:
-                level.delayed[request] = None
+                level.delayed[request] = 0
             else:
                 self._size -= 1
                 level.has_left(request)

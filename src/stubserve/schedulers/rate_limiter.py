@@ -30,13 +30,64 @@ repeated only for lines that share the resources that have become free.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from operator import itemgetter
 
-from stubserve.errors import ServeError, invalid
-from stubserve.schedulers.resources import HOLDING, IDLE, WAITING, Demand, Limited, Line, Pool
+from stubserve.errors import invalid
 
-# Modes, as the flag spells them
-OFF, EXECUTION_COUNT = "off", "execution_count"
+# Name, whether all devices share it, how much
+Demand = tuple[str, bool, int]
+# The name of a resource, and its device; None for a resource that all devices share
+Key = tuple[str, "int | None"]
+
+IDLE, WAITING, HOLDING = range(3)
+
+
+class Resource:
+    """One resource: on one device, or shared. `free` is below zero if more is given out than there is now."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.total = 0
+        self.free = 0
+        # The instances that ask for it, each with its amount
+        self.askers: dict[Limited, int] = {}
+        # The lines that wait for the resource, and how many instances are in them
+        self.lines: list[Line] = []
+        self.waiting = 0
+        # The tag of the instance that was let in last
+        self.tag = 0
+
+
+class Line:
+    """Instances that wait for the same, the lowest tag first: (tag, number, instance). Some may have left meanwhile."""
+
+    def __init__(self, needs: tuple[tuple[Resource, int], ...]) -> None:
+        self.needs = needs
+        self.heap: list[tuple[int, int, Limited]] = []
+
+
+class Limited:
+    """An instance that asks for resources. `let_in` is called when it gets resources that it had to wait for."""
+
+    def __init__(self, instance: Hashable, let_in: Callable[[Limited], None], priority: int) -> None:
+        self.instance = instance
+        self.let_in = let_in
+        self.priority = priority or 1
+        self.needs: tuple[tuple[Resource, int], ...] = ()
+        self.line: Line | None = None
+        self.state = IDLE
+        # What it has had, and the tag at which its present run began
+        self.tag = 0
+        self.since = 0
+        # Whether it has begun to execute since it got its resources
+        self.ran = False
+        # Its own place in its line
+        self.number = 0
+
+    @property
+    def holds(self) -> bool:
+        return self.state == HOLDING
 
 
 class RateLimiter:
@@ -46,20 +97,20 @@ class RateLimiter:
     and `finish` after the execution, or `give_back` if there was nothing to execute; then `settle`.
     """
 
-    def __init__(self, given: Mapping[tuple[str, int | None], int] | None = None) -> None:
+    def __init__(self, given: Mapping[Key, int] | None = None) -> None:
         self._given = dict(given or {})
-        self._pools: dict[tuple[str, int | None], Pool] = {}
-        self._lines: dict[tuple[tuple[Pool, int], ...], Line] = {}
+        self._resources: dict[Key, Resource] = {}
+        self._lines: dict[tuple[tuple[Resource, int], ...], Line] = {}
         self._number = 0
         # Resources that may have become free, and whether an instance is being let in at the moment
-        self._touched: dict[Pool, None] = {}
+        self._touched: dict[Resource, None] = {}
         self._settling = False
 
     # Loading and unloading
 
     def check(self, demands: Iterable[tuple[Sequence[Demand], int]]) -> None:
         """Raises ServeError INVALID_ARG if an instance, given as (demands, device), could never run."""
-        asked: dict[tuple[str, int | None], int] = {key: max(pool.askers.values()) for key, pool in self._pools.items()}
+        asked: dict[Key, int] = {key: max(resource.askers.values()) for key, resource in self._resources.items()}
         for wanted, at in demands:
             for name, shared, count in wanted:
                 if count:
@@ -69,7 +120,10 @@ class RateLimiter:
         for (name, device), count in asked.items():
             limit = self._limit(name, device)
             if limit is not None and limit < count:
-                raise _too_little(name, limit, count)
+                raise invalid(
+                    f'Resource count for "{name}" is limited to {limit} which will prevent scheduling of one or more '
+                    f"model instances, the minimum required count is {count}"
+                )
         for name, device in asked:
             if device is not None and name in shared_names:
                 raise invalid(
@@ -85,20 +139,20 @@ class RateLimiter:
         for key, count in needs.items():
             if not count:
                 continue
-            pool = self._pools.get(key)
-            if pool is None:
-                pool = self._pools[key] = Pool(key)
-            pool.askers[limited] = count
-            self._resize(pool)
-            found.append((pool, count))
+            resource = self._resources.get(key)
+            if resource is None:
+                resource = self._resources[key] = Resource(key)
+            resource.askers[limited] = count
+            self._resize(resource)
+            found.append((resource, count))
         limited.needs = tuple(sorted(found, key=lambda need: repr(need[0].key)))
         line = self._lines.get(limited.needs)
         if line is None:
             line = self._lines[limited.needs] = Line(limited.needs)
-            for pool, _ in limited.needs:
-                pool.lines.append(line)
+            for resource, _ in limited.needs:
+                resource.lines.append(line)
         limited.line = line
-        limited.tag = max([pool.tag for pool, _ in limited.needs], default=0)
+        limited.tag = max([resource.tag for resource, _ in limited.needs], default=0)
 
     def remove(self, limited: Limited) -> None:
         """An instance is gone; its resources are free."""
@@ -107,20 +161,20 @@ class RateLimiter:
         self.finish(limited)
         limited.line = None
         needs, limited.needs = limited.needs, ()
-        for pool, _ in needs:
-            del pool.askers[limited]
-            if pool.askers:
-                self._resize(pool)
-        gone = [pool for pool, _ in needs if not pool.askers]
-        for pool in gone:
-            del self._pools[pool.key]
-            self._touched.pop(pool, None)
+        for resource, _ in needs:
+            del resource.askers[limited]
+            if resource.askers:
+                self._resize(resource)
+        gone = [resource for resource, _ in needs if not resource.askers]
+        for resource in gone:
+            del self._resources[resource.key]
+            self._touched.pop(resource, None)
         if gone:
             for key, line in list(self._lines.items()):
-                if any(pool in gone for pool, _ in key):
+                if any(resource in gone for resource, _ in key):
                     del self._lines[key]
-                    for pool, _ in key:
-                        pool.lines.remove(line)
+                    for resource, _ in key:
+                        resource.lines.remove(line)
 
     # Executing
 
@@ -130,12 +184,12 @@ class RateLimiter:
             return False
         tag = limited.tag
         free = first = True
-        for pool, count in limited.needs:
-            if pool.tag > tag:
-                tag = pool.tag
-            if pool.free < count:
+        for resource, count in limited.needs:
+            if resource.tag > tag:
+                tag = resource.tag
+            if resource.free < count:
                 free = False
-            if pool.waiting:
+            if resource.waiting:
                 first = False
         limited.since = tag
         if free and first:
@@ -148,17 +202,17 @@ class RateLimiter:
         self._number += 1
         limited.number = self._number
         heapq.heappush(line.heap, (tag, self._number, limited))
-        for pool, _ in limited.needs:
-            pool.waiting += 1
+        for resource, _ in limited.needs:
+            resource.waiting += 1
             if free:  # it may go before the waiting ones
-                self._touched[pool] = None
+                self._touched[resource] = None
         return False
 
     def may_go_on(self, limited: Limited) -> bool:
         """Whether an instance has its resources and no other waits for any of them."""
         if limited.state != HOLDING:
             return False
-        return all(not pool.waiting and pool.free >= 0 for pool, _ in limited.needs)
+        return all(not resource.waiting and resource.free >= 0 for resource, _ in limited.needs)
 
     def runs(self, limited: Limited) -> None:
         """An instance that has its resources is given work; the first time, the work for which it got them."""
@@ -166,9 +220,9 @@ class RateLimiter:
             limited.ran = True
             return
         tag = limited.tag
-        for pool, _ in limited.needs:
-            if pool.tag > tag:
-                tag = pool.tag
+        for resource, _ in limited.needs:
+            if resource.tag > tag:
+                tag = resource.tag
         self._count(limited, tag)
 
     def finish(self, limited: Limited) -> None:
@@ -176,13 +230,13 @@ class RateLimiter:
         state, limited.state = limited.state, IDLE
         if state == IDLE:
             return
-        for pool, count in limited.needs:
+        for resource, count in limited.needs:
             if state == HOLDING:
-                pool.free += count
+                resource.free += count
             else:
-                pool.waiting -= 1
-            if pool.waiting:
-                self._touched[pool] = None
+                resource.waiting -= 1
+            if resource.waiting:
+                self._touched[resource] = None
 
     def give_back(self, limited: Limited) -> None:
         """An instance had nothing to execute, so nothing is counted."""
@@ -209,21 +263,21 @@ class RateLimiter:
         At least one of these has to give back. Looks at all instances that ask for the resource.
         """
         if not limited.holds:
-            for pool, count in limited.needs:
-                if pool.free < count:
-                    return pool.key[0], [other.instance for other in pool.askers if other.holds]
+            for resource, count in limited.needs:
+                if resource.free < count:
+                    return resource.key[0], [other.instance for other in resource.askers if other.holds]
         return "", []
 
     @property
-    def usage(self) -> dict[tuple[str, int | None], tuple[int, int]]:
+    def usage(self) -> dict[Key, tuple[int, int]]:
         """By resource: how much is held, and how much there is."""
-        return {key: (pool.total - pool.free, pool.total) for key, pool in self._pools.items()}
+        return {key: (resource.total - resource.free, resource.total) for key, resource in self._resources.items()}
 
     def _take(self, limited: Limited) -> None:
         limited.state = HOLDING
         limited.ran = False
-        for pool, count in limited.needs:
-            pool.free -= count
+        for resource, count in limited.needs:
+            resource.free -= count
         self._count(limited, limited.since)
 
     @staticmethod
@@ -231,39 +285,39 @@ class RateLimiter:
         """Counts an execution of an instance, from a tag on."""
         limited.since = tag
         limited.tag = tag + limited.priority
-        for pool, _ in limited.needs:
-            pool.tag = tag
+        for resource, _ in limited.needs:
+            resource.tag = tag
 
     def _next(self) -> Limited | None:
         """The next instance to let in; None if there is none, and then nothing is left to check."""
-        for pool in list(self._touched):
-            if pool.free <= 0 or not pool.waiting:
-                del self._touched[pool]
+        for resource in list(self._touched):
+            if resource.free <= 0 or not resource.waiting:
+                del self._touched[resource]
         if not self._touched:
             return None
-        lines = {line: None for pool in self._touched for line in pool.lines}
+        lines = {line: None for resource in self._touched for line in resource.lines}
         # Instances that wait for another of these resources are only asked which resources they keep from the others.
-        around = {line: None for one in lines for pool, _ in one.needs for line in pool.lines}
+        around = {line: None for one in lines for resource, _ in one.needs for line in resource.lines}
         heads = [head for line in around if (head := self._head(line)) is not None]
         if len(heads) > 1:
-            heads.sort(key=_place)
-        kept: set[Pool] = set()
+            heads.sort(key=itemgetter(0, 1))
+        kept: set[Resource] = set()
         for _, _, limited in heads:
             line = limited.line
             assert line is not None
             goes = line in lines
-            for pool, count in limited.needs:
-                if pool.free < count or pool in kept:
+            for resource, count in limited.needs:
+                if resource.free < count or resource in kept:
                     goes = False
             if goes:
                 heapq.heappop(line.heap)
-                for pool, _ in limited.needs:
-                    pool.waiting -= 1
+                for resource, _ in limited.needs:
+                    resource.waiting -= 1
                     # Resources that it kept from those behind it, and does not need itself, are free for them.
-                    self._touched[pool] = None
+                    self._touched[resource] = None
                 self._take(limited)
                 return limited
-            kept.update([pool for pool, _ in limited.needs])
+            kept.update([resource for resource, _ in limited.needs])
         self._touched.clear()
         return None
 
@@ -286,28 +340,10 @@ class RateLimiter:
             return max((count for (one, _), count in given.items() if one == name), default=0)
         return given.get((name, device), given.get((name, None), 0))
 
-    def _resize(self, pool: Pool) -> None:
-        limit = self._limit(*pool.key)
-        total = max(pool.askers.values()) if limit is None else limit
-        pool.free += total - pool.total
-        if total > pool.total and pool.waiting:
-            self._touched[pool] = None
-        pool.total = total
-
-
-def create_limiter(mode: str, given: Iterable[tuple[str, int, int | None]]) -> RateLimiter | None:
-    """The limiter for the operator's mode, with (name, count, device or None for all) of resources."""
-    if mode == OFF:
-        return None
-    return RateLimiter({(name, device): count for name, count, device in given})
-
-
-def _place(head: tuple[int, int, Limited]) -> tuple[int, int]:
-    return head[0], head[1]
-
-
-def _too_little(name: str, limit: int, count: int) -> ServeError:
-    return invalid(
-        f'Resource count for "{name}" is limited to {limit} which will prevent scheduling of one or more model '
-        f"instances, the minimum required count is {count}"
-    )
+    def _resize(self, resource: Resource) -> None:
+        limit = self._limit(*resource.key)
+        total = max(resource.askers.values()) if limit is None else limit
+        resource.free += total - resource.total
+        if total > resource.total and resource.waiting:
+            self._touched[resource] = None
+        resource.total = total

@@ -98,7 +98,10 @@ async def _start(server: Server, ports: Ports, manager: ServiceManager, signals:
         await asyncio.gather(loading, return_exceptions=True)
         return 0
     settings = server.settings
-    failure = _failure(loading)
+    try:
+        failure = "" if loading.result() else "Internal - failed to load all models"
+    except ServeError as error:
+        failure = error.status_text
     if failure or not server.has_models:
         for text in await asyncio.to_thread(advice_for, settings.repository.paths):
             log.warning(text)
@@ -122,14 +125,6 @@ def _refuse(settings: Settings, text: str) -> int:
     if settings.logging.file:
         print(text, file=sys.stderr)
     return 1
-
-
-def _failure(loading: asyncio.Task[bool]) -> str:
-    """Why the server cannot start as demanded; empty if it can."""
-    try:
-        return "" if loading.result() else "Internal - failed to load all models"
-    except ServeError as error:
-        return error.status_text
 
 
 async def _end(server: Server, ports: Ports, impatient: bool, failed: bool) -> None:
@@ -170,7 +165,11 @@ def _on_hangup(heed: Callable[[], object]) -> None:
 def run(settings: Settings) -> int:
     """Runs a server in this process, on uvloop. Returns the process's exit code."""
     _on_hangup(lambda: None)
-    _raise_descriptor_limit()
+    # Every connection and instance costs descriptors, and the soft limit is often 1024.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     close_process()
     malloc.give_back_large()
     # An ignored SIGCHLD is inherited from the parent, and then the end of a child cannot be observed.
@@ -213,14 +212,6 @@ def _terminal_modes() -> Callable[[], None]:
     return restore
 
 
-def _raise_descriptor_limit() -> None:
-    """Raises the soft limit, often 1024: every connection and instance costs descriptors."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 _LOOK_S = 5.0
 
 
@@ -242,7 +233,6 @@ async def _reap_orphans() -> None:
 
 
 def dead_children() -> set[int]:
-    """The dead children of this process that have not been reaped."""
     found = set()
     own = str(os.getpid())
     for entry in Path("/proc").iterdir():

@@ -39,7 +39,7 @@ from stubserve.observability.tracing import Tracing
 from stubserve.repository.folder import list_names
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.response_cache.store import create_cache
-from stubserve.schedulers.rate_limiter import create_limiter
+from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.settings.groups import EXPLICIT, NONE, OPENTELEMETRY, POLL, Settings, TracingSettings
 
 log = logging.getLogger("stubserve.server")
@@ -109,6 +109,8 @@ class Server:
     def _model_control(self, custom: MetricRegistry) -> ModelControl:
         """The model control; the models' own metrics live in `custom`."""
         settings = self.settings
+        limits = settings.rate_limit
+        given = {(name, device): count for name, count, device in limits.resources}
         loader = Loader(
             settings.instances,
             self.memory,
@@ -116,7 +118,7 @@ class Server:
             completes=not settings.repository.disable_auto_complete,
             latencies=settings.metrics.latencies if settings.metrics.allow else None,
             cache=self.cache,
-            limiter=create_limiter(settings.rate_limit.mode, settings.rate_limit.resources),
+            limiter=None if limits.mode == "off" else RateLimiter(given),
             # With --dev the check of the saved files reports them.
             hints=not settings.repository.notices_changes,
         )

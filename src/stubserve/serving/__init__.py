@@ -3,12 +3,11 @@
 The rest of the server sees `instance_model` (`inference.served_model.ServedModel`). Its parts:
 
 - `dispatcher`: asks the scheduler what to do now, and makes instances do it;
-- `delivery`: passes answers on, in order where the model wants it, and counts them;
-- `instance_set`: the instances that serve the version or are retired, and their readiness;
-- `draining`: knows when nothing is under way any more;
+- `delivery`: passes answers on, in order where the model wants it, counts them, and knows when none is left;
+- `model_instances`: the instances that serve the version, sleep or are retired, and their readiness;
 - `answering`: the part that ensembles share;
 - `alarm`: wakes the dispatcher in time.
 
-The response cache (`caching`), the rate limiter (`limited_dispatcher`), warm-up (`warm_up`) and sleep (`sleep`) stand
-around the scheduler, which does not know them.
+The response cache (`caching`), the rate limiter (`limited_dispatcher`), warm-up (`warm_up`) and sleep stand around the
+scheduler, which does not know them.
 """

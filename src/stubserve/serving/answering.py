@@ -1,4 +1,4 @@
-"""The common part of all kinds of models that answer through a `Delivery` and are drained by a `Draining`."""
+"""The common part of all kinds of models that answer through a `Delivery`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from stubserve.inference.trace import ModelTracing
 from stubserve.response_cache.store import ResponseCache
 from stubserve.serving.caching import ModelCache
 from stubserve.serving.delivery import Delivery
-from stubserve.serving.draining import Draining
 
 
 class AnsweringModel:
@@ -41,7 +40,6 @@ class AnsweringModel:
         self.signature = Signature(name, version, config)
         self.load_seconds = 0.0
         self._clock = clock
-        self._draining = Draining()
         self._cache: ModelCache | None = None
 
     @property
@@ -101,7 +99,7 @@ class AnsweringModel:
 
     @property
     def under_way(self) -> int:
-        return self._draining.under_way
+        return self._delivery.under_way
 
     # Readiness
 
@@ -115,11 +113,11 @@ class AnsweringModel:
         reason = self.why_not_ready()
         if reason or not self.checks_readiness():
             return reason
-        self._draining.begin()  # the caller may be about to submit a request
+        self._delivery.reserve()  # the caller may be about to submit a request
         try:
             return await self._ask_whether_ready()
         finally:
-            self._draining.end()
+            self._delivery.release()
 
     async def _ask_whether_ready(self) -> str:
         """Asks all models at once: the reason of the first that is not ready, empty if all are. Raises nothing."""
@@ -128,7 +126,7 @@ class AnsweringModel:
     # The end
 
     def reserve(self) -> None:
-        self._draining.begin()
+        self._delivery.reserve()
 
     def release(self) -> None:
-        self._draining.end()
+        self._delivery.release()

@@ -174,18 +174,15 @@ class ModelCache:
         if self._due:
             due, self._due = self._due, []
             for asked in due:
-                if asked.response is not None:
-                    self._answer(asked.request, asked.response, asked.asked_ns, asked.took_ns, self._clock())
-                elif self._leave(asked.request):
+                request, response = asked.request, asked.response
+                if response is not None:
+                    self._statistics.record_hit(request, asked.asked_ns, asked.took_ns, self._clock())
+                    if self.latencies is not None:
+                        self.latencies.on_hit(asked.asked_ns - request.queue_start_ns, asked.took_ns)
+                    self._delivery.pass_on(request, response)
+                elif self._leave(request):
                     self._go_on(asked)
         self._run()
-
-    def _answer(self, request: Request, response: Response, asked_ns: int, took_ns: int, now_ns: int) -> None:
-        """Passes on a hit."""
-        self._statistics.record_hit(request, asked_ns, took_ns, now_ns)
-        if self.latencies is not None:
-            self.latencies.on_hit(asked_ns - request.queue_start_ns, took_ns)
-        self._delivery.pass_on(request, response)
 
     # Looking elsewhere
 
@@ -198,14 +195,10 @@ class ModelCache:
                 asked.key = key = key_of(self._identity, self._outputs, request)
             else:
                 asked.key = key = await asyncio.to_thread(key_of, self._identity, self._outputs, request)
-            entry: CacheEntry | None
-            if self._local is not None:
-                entry = self._local.get(key)
-                response = None if entry is None else entry.response()
-            else:
-                entry = await self._cache.fetch(key)
-                response = None if entry is None else entry.response()
-                if entry is not None:
+            entry = await self._cache.fetch(key) if self._local is None else self._local.get(key)
+            if entry is not None:
+                response = entry.response()
+                if self._local is None:
                     entry.drop()
         except ValueError:
             pass
@@ -264,7 +257,6 @@ class ModelCache:
             self._delivery.fail((request,), unexpected, None)
 
     def _part(self, follower: _Asked) -> None:
-        """A follower waits no longer."""
         request = follower.request
         del self._followed[request]
         request.on_response = follower.reader

@@ -1,4 +1,4 @@
-"""The way back: from a model's or the server's answer to the client.
+"""The way back: from a model's or the server's answer to the client; and whether anything is still under way.
 
 Guarantees:
 
@@ -19,9 +19,10 @@ dropped as they come.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from stubserve.errors import ServeError, internal
 from stubserve.inference.admission import reshape_outputs
@@ -32,21 +33,24 @@ from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tensor import drop_blocks
 from stubserve.inference.trace import BACKEND_OUTPUT, Trace
 from stubserve.schedulers.ordering import ResponseOrderer
-from stubserve.serving.draining import Draining
 
 log = logging.getLogger("stubserve.model")
 
 
 class Delivery:
-    """Passes on the answers to one model version's requests, and counts them."""
+    """Passes on the answers to one model version's requests, and counts them.
 
-    def __init__(
-        self, signature: Signature, statistics: ModelStatistics, draining: Draining, keep_order: bool = False
-    ) -> None:
+    `under_way` are the requests without a final response, and all else that keeps the model from being taken down.
+    """
+
+    def __init__(self, signature: Signature, statistics: ModelStatistics, keep_order: bool = False) -> None:
+        self.under_way = 0
+        # Whether `drained` waits for zero, and the event for that
+        self._awaited = False
+        self._drained = asyncio.Event()
         self.latencies: Latencies | None = None
         self._signature = signature
         self._statistics = statistics
-        self._draining = draining
         self._orderer = ResponseOrderer() if keep_order else None
         # Passes a model's answer on. Most answers go out as they come, and this saves a call
         self.respond: Callable[[Request, Response], None] = self._pass_on
@@ -59,7 +63,7 @@ class Delivery:
 
     def expect(self, request: Request) -> None:
         """A request has been queued, and will be answered."""
-        self._draining.under_way += 1
+        self.under_way += 1
         if self._orderer is not None:
             self._orderer.expect(request)
 
@@ -162,7 +166,6 @@ class Delivery:
             log.exception("a trace of model '%s' is lost", self._signature.model)
 
     def _trace_answer(self, trace: Trace, response: Response) -> None:
-        """Marks that a response is passed on now."""
         if response.final:
             trace.answered_ns = time.monotonic_ns()
         if response.error is not None:
@@ -171,14 +174,6 @@ class Delivery:
             trace.keep(BACKEND_OUTPUT, response.outputs)
         except Exception:
             log.exception("outputs of model '%s' could not be traced", self._signature.model)
-
-    def _trace_end(self, request: Request, trace: Trace) -> None:
-        """The final response has been passed on."""
-        trace.sent_ns = time.monotonic_ns()
-        if request.compute_start_ns and not request.compute_end_ns and not trace.cut_off:
-            self._traced.append(request)  # its sender was faster than the result of its batch
-        else:
-            self._end_trace(request)
 
     def _pass_on(self, request: Request, response: Response) -> None:
         trace = request.trace
@@ -201,11 +196,59 @@ class Delivery:
                 if tensor.span is not None:
                     tensor.span.drop()
             if trace is not None:
-                self._trace_end(request, trace)
-            draining = self._draining
-            draining.under_way -= 1
-            if draining.awaited:
-                draining.tell()
+                trace.sent_ns = time.monotonic_ns()
+                if request.compute_start_ns and not request.compute_end_ns and not trace.cut_off:
+                    self._traced.append(request)  # its sender was faster than the result of its batch
+                else:
+                    self._end_trace(request)
+            self.under_way -= 1
+            if self._awaited:
+                self._tell()
+
+    # What is under way
+
+    def reserve(self) -> None:
+        """The model is still needed, until `release`."""
+        self.under_way += 1
+
+    def release(self) -> None:
+        self.under_way -= 1
+        if self._awaited:
+            self._tell()
+
+    def _tell(self) -> None:
+        if not self.under_way:
+            self._awaited = False
+            self._drained.set()
+
+    async def drained(self) -> None:
+        """Waits until nothing is under way."""
+        while self.under_way:
+            self._awaited = True
+            self._drained.clear()
+            await self._drained.wait()
+
+    async def drained_unless_hung(self, running: Callable[[], Mapping[str, int]], patience_s: float) -> bool:
+        """As `drained`. With a patience, returns False once a batch has been executing for all of that time.
+
+        `running` returns the numbers of the batches that are being executed, by the names of their instances.
+        """
+        if not patience_s:
+            await self.drained()
+            return True
+        while True:
+            before = running()
+            try:
+                await asyncio.wait_for(self.drained(), patience_s)
+            except asyncio.TimeoutError:
+                hung = [name for name, batch in running().items() if before.get(name) == batch]
+                if hung:
+                    log.error("instance '%s' has not finished a batch for %.1f s and is ended", hung[0], patience_s)
+                    return False
+            else:
+                # A request may have come while the wait was ending.
+                if not self.under_way:
+                    return True
 
 
 def _drop(response: Response) -> None:

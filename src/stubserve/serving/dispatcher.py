@@ -73,7 +73,6 @@ class Dispatcher:
 
     @property
     def queued(self) -> int:
-        """Requests that wait to be executed."""
         return self._scheduler.queued
 
     # Requests
@@ -97,7 +96,6 @@ class Dispatcher:
             log.exception("the scheduler of model '%s' failed at a response", self._model)
 
     def drain(self) -> list[Request]:
-        """Removes and returns all queued requests."""
         return list(self._scheduler.drain())
 
     # Instances
@@ -225,7 +223,6 @@ class Dispatcher:
             instance.forget(sequences)
 
     def _on_refused(self, instance: Instance, work: Work, raised: Exception) -> None:
-        """An instance has not taken work."""
         if isinstance(raised, ServeError):
             error = raised
         else:

@@ -12,9 +12,8 @@ step waits only for later steps, so no two wait for each other.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
 
 from stubserve.inference.request import Request
 from stubserve.schedulers.ensemble.flow import StepRun
@@ -33,24 +32,22 @@ class Gate:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._inside = 0
-        self._waiting: deque[Callable[[], None]] = deque()
+        # The waiting runs, the first to pass first, with the runs of their requests
+        self.waiting: OrderedDict[Run, RunsAtGates] = OrderedDict()
 
-    def enter(self, go: Callable[[], None]) -> bool:
-        """Whether one more may pass now; if not, `go` is called once it has passed."""
+    def enter(self, run: Run, runs: RunsAtGates) -> bool:
+        """Whether a run may pass now; if not it waits, and `runs` is told when it has passed."""
         if self._inside < self._limit:
             self._inside += 1
             return True
-        self._waiting.append(go)
+        self.waiting[run] = runs
         return False
 
-    def give_up(self, go: Callable[[], None]) -> None:
-        """A waiting run does not want to pass any more."""
-        self._waiting.remove(go)
-
     def leave(self) -> None:
-        """A request inside has been answered; the next takes its place."""
-        if self._waiting:
-            self._waiting.popleft()()
+        """A run inside is over; the next takes its place."""
+        if self.waiting:
+            run, runs = self.waiting.popitem(last=False)
+            runs.passed(run)
         else:
             self._inside -= 1
 
@@ -58,27 +55,27 @@ class Gate:
 class RunsAtGates:
     """The runs of one ensemble request at `gates`: iterates over the waiting runs."""
 
-    __slots__ = ("_count", "_gates", "_inside", "_waiting")
+    __slots__ = ("_gates", "_inside", "_waiting")
 
     def __init__(self, gates: Mapping[Step, Gate]) -> None:
         self._gates = gates
-        # With the callbacks that the gates hold
-        self._waiting: dict[Run, Callable[[], None]] = {}
-        self._count: Counter[Step] = Counter()
+        self._waiting: dict[Run, Callable[[Run], None]] = {}
         self._inside: Counter[Step] = Counter()
 
     def enter(self, run: Run, go: Callable[[Run], None]) -> bool:
         """Whether a run may pass now; if not it waits, and `go` is called with it once it has passed."""
-        known_by = partial(self._go, run, go)
-        if self._gates[run.step].enter(known_by):
+        if self._gates[run.step].enter(run, self):
             self._inside[run.step] += 1
             return True
-        self._waiting[run] = known_by
-        self._count[run.step] += 1
+        self._waiting[run] = go
         return False
 
+    def passed(self, run: Run) -> None:
+        """A run that has waited has passed its gate."""
+        self._inside[run.step] += 1
+        self._waiting.pop(run)(run)
+
     def leave(self, step: Step) -> None:
-        """A run inside is over."""
         self._inside[step] -= 1
         self._gates[step].leave()
 
@@ -88,35 +85,27 @@ class RunsAtGates:
             self.leave(step)
 
     def give_up(self) -> list[Run]:
-        """Removes and returns all waiting runs."""
         waiting, self._waiting = self._waiting, {}
-        for run, known_by in waiting.items():
-            self._gates[run.step].give_up(known_by)
-        self._count.clear()
+        for run in waiting:
+            del self._gates[run.step].waiting[run]
         return list(waiting)
 
-    def before(self, step: Step) -> int:
-        """How many runs wait at the gate of a step."""
-        return self._count[step]
+    def wait_before(self, step: Step) -> bool:
+        """Whether any run waits at the gate of a step."""
+        return any(run.step is step for run in self._waiting)
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self._waiting)
-
-    def _go(self, run: Run, go: Callable[[Run], None]) -> None:
-        del self._waiting[run]
-        self._count[run.step] -= 1
-        self._inside[run.step] += 1
-        go(run)
 
 
 class StepPauses:
     """The pauses of one run; the responses of the run go to the reader of `request`.
 
-    `readers` gives the steps that read a step's outputs. `at_gates` are the runs at gates, if the ensemble has gates.
+    `readers` are the steps that read a step's outputs. `at_gates` are the runs at gates, if the ensemble has gates.
     """
 
     def __init__(
-        self, request: Request, readers: Callable[[Step], Collection[Step]], at_gates: RunsAtGates | None
+        self, request: Request, readers: Mapping[Step, Collection[Step]], at_gates: RunsAtGates | None
     ) -> None:
         self._request = request
         self._readers = readers
@@ -141,7 +130,6 @@ class StepPauses:
             self.go_on()
 
     def forget(self, request: Request) -> None:
-        """A request is over."""
         self._paused.pop(request, None)
 
     def go_on(self) -> None:
@@ -161,6 +149,6 @@ class StepPauses:
             return True
         at_gates = self._at_gates
         return any(
-            self._load[reader] >= _MANY or (at_gates is not None and at_gates.before(reader))
-            for reader in self._readers(step)
+            self._load[reader] >= _MANY or (at_gates is not None and at_gates.wait_before(reader))
+            for reader in self._readers.get(step, ())
         )

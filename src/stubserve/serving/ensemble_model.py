@@ -23,6 +23,7 @@ from stubserve.errors import ServeError, unavailable
 from stubserve.inference.request import OTHER_FAILURE, REJECTED, SUCCESS, Request, Response
 from stubserve.inference.served_model import BlockingCall, InstanceFacts, ModelFinder, ServedModel, Waiter
 from stubserve.inference.statistics import ModelStatistics
+from stubserve.instances.waiting import Coming
 from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
 from stubserve.schedulers.policy_queue import PolicyQueue, PriorityLevels
@@ -61,13 +62,13 @@ class EnsembleModel(AnsweringModel):
         self._keys = [(step.model, "" if step.version == -1 else str(step.version)) for step in self.plan.steps]
         self._loop = asyncio.get_running_loop()
         self.statistics = ModelStatistics()
-        self._delivery = Delivery(self.signature, self.statistics, self._draining)
+        self._delivery = Delivery(self.signature, self.statistics)
         self._waiting: list[Request] = []
         # The places of requests that follow others: only with a cache
         self._places: PolicyQueue | None = None
         self._max_queue_size = max_queue_size
         self._runs: dict[Request, EnsembleRun] = {}
-        self._coming = _ComingRun(name, self._coming_calls)
+        self._coming = Coming(name, self._coming_calls)
         self._poll_is_due = False
         self.poll = self._run = self._begin_runs
         self._poll_soon = self._begin_runs_soon
@@ -172,7 +173,6 @@ class EnsembleModel(AnsweringModel):
     # Readiness
 
     def down(self) -> bool:
-        """Whether a member is missing or down."""
         try:
             return self._closed or any(self.member(step).down() for step in self.plan.steps)
         except ServeError:
@@ -224,7 +224,7 @@ class EnsembleModel(AnsweringModel):
         return (self._coming if run is None else run,)
 
     def _coming_calls(self) -> Sequence[BlockingCall]:
-        """The calls that a request which has not begun will wait for (`_ComingRun`)."""
+        """The calls that a request which has not begun will wait for."""
         calls = []
         for step in self.plan.steps:
             try:
@@ -241,7 +241,7 @@ class EnsembleModel(AnsweringModel):
 
     async def drained(self, patience_s: float = 0.0) -> bool:
         """Waits until nothing is under way. It has no batches: its members' patience ends hanging ones."""
-        await self._draining.drained()
+        await self._delivery.drained()
         return True
 
     async def stop(self, timeout_s: float) -> None:
@@ -254,17 +254,6 @@ class EnsembleModel(AnsweringModel):
 
     def _unavailable(self) -> ServeError:
         return unavailable(f"ensemble '{self.name}' version {self.version} is not served any more")
-
-
-class _ComingRun:
-    """The waiter of a run that has not begun."""
-
-    def __init__(self, name: str, waits_for: Callable[[], Sequence[BlockingCall]]) -> None:
-        self.name = name
-        self.waits_for = waits_for
-
-    def has(self, request: Request) -> bool:
-        return False
 
 
 def _of_member(step: Step, reason: str) -> str:

@@ -71,24 +71,6 @@ class EnsembleRun:
     steps.
     """
 
-    __slots__ = (
-        "_at_gates",
-        "_calls",
-        "_ensemble",
-        "_flow",
-        "_kept",
-        "_looking",
-        "_members",
-        "_over",
-        "_pauses",
-        "_transient",
-        "infer_ns",
-        "input_ns",
-        "name",
-        "output_ns",
-        "request",
-    )
-
     def __init__(self, ensemble: Ensemble, request: Request) -> None:
         self.request = request
         self.name = ensemble.name
@@ -119,14 +101,14 @@ class EnsembleRun:
     def _begin(self) -> None:
         flow = self._flow
         try:
-            self._members, self._transient = self._ensemble.find_members(flow.steps)
+            self._members, self._transient = self._ensemble.find_members(flow.route.steps)
         except ServeError as error:
             flow.fail(self._told(error))
             self._look()
             return
         for model in self._members.values():
             model.reserve()
-        flow.begin(given_inputs(flow.given, self.request, self._ensemble.signature))
+        flow.begin(given_inputs(flow.route.given, self.request, self._ensemble.signature))
         self._look()
 
     def cancel(self) -> None:
@@ -134,7 +116,6 @@ class EnsembleRun:
         self.give_up(ServeError(Code.CANCELLED, f"{self.request.id_prefix}Request was cancelled"))
 
     def give_up(self, error: ServeError) -> None:
-        """Fails the run at any point."""
         self._fail(error)
         self._look()
 
@@ -144,7 +125,7 @@ class EnsembleRun:
     def waits_for(self) -> Sequence[BlockingCall]:
         """The calls that it cannot finish without, including future ones."""
         flow, members = self._flow, self._members
-        coming = [Prospect(members[step.index]) for step in flow.steps if members and not flow.has_begun(step)]
+        coming = [Prospect(members[step.index]) for step in flow.route.steps if members and not flow.has_begun(step)]
         return [*self._calls, *coming]
 
     def _look(self) -> None:
@@ -163,22 +144,15 @@ class EnsembleRun:
             for run in runs:
                 if self._pauses is not None:
                     self._pauses.begun(run.step)
-                if self._at_gates is None or self._passes(run, self._at_gates):
+                if self._at_gates is None or self._at_gates.enter(run, self._go):
                     self._submit(run)
+                elif flow.error is not None:
+                    self._give_up_waiting()
         self._looking = False
         if flow.over and not self._over:
             self._end()
 
-    def _passes(self, run: StepRun[FlowTensor], gates: RunsAtGates) -> bool:
-        """Whether a run has passed its gate; if not it waits, or has been given up."""
-        if gates.enter(run, self._go):
-            return True
-        if self._flow.error is not None:
-            self._give_up_waiting()
-        return False
-
     def _go(self, run: StepRun[FlowTensor]) -> None:
-        """The gate has opened for this run."""
         self._submit(run)
         self._look()
 
@@ -188,7 +162,8 @@ class EnsembleRun:
             self._ended(run)
             return
         model = self._members[run.step.index]
-        request = step_request(run.inputs, self.request, model.signature, self._flow.asked_of(run.step))
+        asked = self._flow.route.asked[run.step.index]
+        request = step_request(run.inputs, self.request, model.signature, asked)
         call = StepCall(run, model, self.answered)
         self._calls[call] = None
         if self.request.trace is not None:
@@ -210,7 +185,8 @@ class EnsembleRun:
             if response.error is not None:
                 self._fail(self._told(response.error))
             elif not response.empty and flow.error is None:
-                flow.answer(run, step_outputs(flow.made_by(run.step), request, response, call.model.signature))
+                made = flow.route.made[run.step.index]
+                flow.answer(run, step_outputs(made, request, response, call.model.signature))
             if response.final:
                 del self._calls[call]
                 self._count(request)
@@ -219,16 +195,13 @@ class EnsembleRun:
                 self._ended(run)
             self._look()
             if not response.final:
-                self._made_pauses().keep(request, run.step)
+                if self._pauses is None:
+                    self._pauses = StepPauses(self.request, flow.route.followers, self._at_gates)
+                    for under_way in [*(one.run for one in self._calls), *(self._at_gates or ())]:
+                        self._pauses.begun(under_way.step)
+                self._pauses.keep(request, run.step)
         except Exception:
             self._break_off()
-
-    def _made_pauses(self) -> StepPauses:
-        if self._pauses is None:
-            self._pauses = pauses = StepPauses(self.request, self._flow.readers_of, self._at_gates)
-            for run in [*(call.run for call in self._calls), *(self._at_gates or ())]:
-                pauses.begun(run.step)
-        return self._pauses
 
     def _ended(self, run: StepRun[FlowTensor]) -> None:
         """The step's request is over, or was never submitted."""
@@ -271,12 +244,8 @@ class EnsembleRun:
         kept, self._kept = self._kept, None
         error = self._flow.error
         if error is None and kept is None and not self._ensemble.signature.decoupled:
-            error = self._told(
-                invalid(
-                    f"{self.request.id_prefix}unexpected deadlock, at least one output is not set while no more "
-                    "ensemble steps can be made"
-                )
-            )
+            text = "unexpected deadlock, at least one output is not set while no more ensemble steps can be made"
+            error = self._told(invalid(self.request.id_prefix + text))
         if error is None:
             if kept is not None:
                 kept.final = True

@@ -90,7 +90,6 @@ def hold(tensor: Tensor, uses: int) -> Tensor:
 
 
 def drop(tensor: Tensor, holds: int = 1) -> None:
-    """Drops that many holds on a tensor."""
     if tensor.span is not None:
         for _ in range(holds):
             tensor.span.drop()
@@ -196,11 +195,8 @@ def fit(shape: Sequence[int], is_batch: bool, dims: Sequence[int], wants_batch: 
     if is_batch == wants_batch:
         return shape
     if wants_batch:
-        return (1, *shape) if _matches(shape, dims) else shape
+        matches = len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))
+        return (1, *shape) if matches else shape
     if len(shape) == len(dims) + 1 and shape[0] == 1:
         return tuple(shape[1:])
     return shape
-
-
-def _matches(shape: Sequence[int], dims: Sequence[int]) -> bool:
-    return len(shape) == len(dims) and all(dim in (-1, size) for size, dim in zip(shape, dims, strict=True))

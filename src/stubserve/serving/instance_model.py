@@ -14,24 +14,22 @@ from typing import Any
 
 from stubserve.errors import Code, ServeError, unavailable
 from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED, Request, Response
-from stubserve.inference.served_model import InstanceFacts, Waiter
+from stubserve.inference.served_model import Waiter
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.work import Results
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.rate_limiter import RateLimiter
-from stubserve.serving.answering import AnsweringModel
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
-from stubserve.serving.instance_set import InstanceSet
 from stubserve.serving.limited_dispatcher import LimitedDispatcher
-from stubserve.serving.sleep import Sleep
+from stubserve.serving.model_instances import ModelInstances
 
 log = logging.getLogger("stubserve.model")
 
 
-class InstanceModel(AnsweringModel):
+class InstanceModel(ModelInstances):
     """A `ServedModel` of instances, and their `InstanceOwner`. Lives on the event loop.
 
     `scheduler` is by default the one that the configuration demands. `limiter` lets instances share resources, None for
@@ -53,10 +51,9 @@ class InstanceModel(AnsweringModel):
     ) -> None:
         # While the model is loaded, only the instances and the version policy in its configuration change.
         super().__init__(name, version, config, clock)
-        self._instances = InstanceSet()
-        self.statistics = ModelStatistics(self._instances.memory_usage)
+        self.statistics = ModelStatistics(self._memory_usage)
         keep_order = config.dynamic_batching.preserve_ordering
-        self._delivery = Delivery(self.signature, self.statistics, self._draining, keep_order)
+        self._delivery = Delivery(self.signature, self.statistics, keep_order)
         scheduler = scheduler or create_scheduler(config)
         # The dispatcher, if its instances share resources with other models
         self._limits: LimitedDispatcher | None = None
@@ -68,7 +65,6 @@ class InstanceModel(AnsweringModel):
         self.poll = self._run = self._dispatcher.poll
         self._poll_soon = self._dispatcher.poll_soon
         self._leave_place = self._dispatcher.leave_place
-        self._sleep: Sleep | None = None
         self._restart_wait_s = restart_wait_s
         # While no instance serves and requests wait for a restart: the timer that ends the wait
         self._outage: asyncio.TimerHandle | None = None
@@ -79,6 +75,8 @@ class InstanceModel(AnsweringModel):
         dispatcher = self._dispatcher
         try:
             if not dispatcher.serving:
+                if self.down():
+                    raise self._unavailable()
                 self._wake()
             if follows:
                 dispatcher.take_place(request)
@@ -98,7 +96,8 @@ class InstanceModel(AnsweringModel):
         if self._cache is not None:
             self._cache.cancel(request)
         self._dispatcher.cancel(request)
-        self._instances.cancel(request)
+        for instance in self._everyone:
+            instance.cancel(request)
 
     @property
     def queued(self) -> int:
@@ -107,7 +106,7 @@ class InstanceModel(AnsweringModel):
     # Reports of instances
 
     def on_ready(self, instance: Instance) -> None:
-        if not instance.passive and instance in self._instances.members:
+        if not instance.passive and instance in self.instances:
             self._end_outage()
             self._dispatcher.join(instance)
 
@@ -147,13 +146,13 @@ class InstanceModel(AnsweringModel):
         self._delivery.end_traces()
         # First the scheduler's answers to requests that were bound to this instance
         self.poll()
-        if self.down() and self._restart_wait_s and self._instances.restarting():
+        if self.down() and self._restart_wait_s and self._restarting():
             loop = asyncio.get_running_loop()
             self._outage = loop.call_later(self._restart_wait_s, self._on_outage_too_long)
         self._refuse_if_down()
 
     def on_given_up(self) -> None:
-        if self._outage is not None and not self._instances.restarting():
+        if self._outage is not None and not self._restarting():
             self._end_outage()
             self._refuse_if_down()
 
@@ -177,14 +176,9 @@ class InstanceModel(AnsweringModel):
 
     # Its instances
 
-    @property
-    def instances(self) -> Sequence[Instance]:
-        """The wanted instances, ready or not."""
-        return self._instances.members
-
-    def begin_with(self, instances: list[Instance]) -> None:
+    def begin_with(self, instances: Sequence[Instance]) -> None:
         """Sets its first instances, which are still to be started."""
-        self._instances.change(instances)
+        self.instances = instances
         self.limit(instances)
 
     def limit(self, instances: Sequence[Instance]) -> None:
@@ -201,20 +195,20 @@ class InstanceModel(AnsweringModel):
                 self._limits.forget(instance)
 
     def change_instances(
-        self, instances: list[Instance], config: Any, stop_timeout_s: float
+        self, instances: Sequence[Instance], config: Any, stop_timeout_s: float
     ) -> list[asyncio.Task[None]]:
         """Replaces the instances: new ones join, and those left out are retired.
 
         The returned tasks are done when the retired instances are gone that a load waits for.
         """
         self.config = config
-        joining, leaving = self._instances.change(instances)
-        for instance in joining:
-            if instance.state is InstanceState.READY:
+        before, self.instances = self.instances, instances
+        for instance in instances:
+            if instance not in before and instance.state is InstanceState.READY:
                 self.on_ready(instance)
+        leaving = [instance for instance in before if instance not in instances]
         tasks = [task for instance in leaving for task in self._let_go(instance, stop_timeout_s)]
-        if self._sleep is not None and self._sleep.asleep:
-            self._sleep.wake()
+        self._wake()
         self._refuse_if_down()
         return tasks
 
@@ -226,94 +220,48 @@ class InstanceModel(AnsweringModel):
     def retire(
         self, instance: Instance, stop_timeout_s: float, until: Callable[[], Awaitable[None]] | None = None
     ) -> asyncio.Task[None]:
-        """A task in which an instance finishes its work, however long it takes, then finalizes and ends.
-
-        If `until` is given, the instance still takes work until this is over.
-        """
-        task = self._instances.retire(instance, stop_timeout_s, until)
+        task = super().retire(instance, stop_timeout_s, until)
         if self._limits is not None:
             task.add_done_callback(lambda _: self.unlimit((instance,)))
         return task
 
-    def instance_facts(self) -> Sequence[InstanceFacts]:
-        return [instance.facts() for instance in self._instances.everyone]
-
     def stands(self) -> bool:
         return True
 
-    def takers(self, request: Request | None) -> Sequence[Waiter]:
-        if request is not None and self._cache is not None:
-            request = self._cache.leader_of(request)
-        limits = self._limits
-        return self._instances.takers(request, None if limits is None else limits.seen)
+    def _waiter_of(self, instance: Instance) -> Waiter | None:
+        waiter = instance.waiter
+        return waiter if waiter is None or self._limits is None else self._limits.seen(instance, waiter)
 
     # Readiness and the end
 
     def down(self) -> bool:
         """Whether no instance serves, sleeps, or will be restarted in time."""
-        return (
-            not self._dispatcher.serving
-            and self._outage is None
-            and not (self._sleep is not None and self._sleep.asleep)
-        )
-
-    def why_not_ready(self) -> str:
-        """Empty if every instance is ready, else the reason of the first that is not."""
-        return self._instances.why_not_ready()
-
-    def checks_readiness(self) -> bool:
-        return self._instances.checks_readiness()
-
-    async def _ask_whether_ready(self) -> str:
-        return await self._instances.ask_whether_ready()
+        return not (self._dispatcher.serving or self._outage is not None or self._asleep)
 
     async def drained(self, patience_s: float = 0.0) -> bool:
-        return await self._draining.drained_unless_hung(self._instances.running, patience_s)
+        return await self._delivery.drained_unless_hung(self._running, patience_s)
 
     async def stop(self, timeout_s: float) -> None:
-        if self._sleep is not None:
-            await self._sleep.close()
+        await self._end_sleep()
         self._end_outage()
         self._dispatcher.close()
         self._refuse_if_down()
-        await self._instances.stop(timeout_s)
+        await self._stop_instances(timeout_s)
         self._refuse_if_down()
 
     # Sleep
 
-    def sleep_after(self, after_s: float, asleep: bool) -> None:
-        """Lets the model sleep after that many seconds without a request; `asleep`: its instances are not started."""
-        self._sleep = Sleep(self, after_s, asleep)
-
-    @property
-    def in_use(self) -> int:
-        """The number of reasons that keep it from sleeping."""
-        return self.under_way
-
-    @property
-    def answered(self) -> int:
-        """Requests that were ever answered, without those from the cache."""
-        statistics = self.statistics
-        return statistics.success_count - statistics.cache_hit_count + statistics.fail_count
-
-    def on_asleep(self, instance: Instance) -> None:
+    def _rest(self, instance: Instance) -> None:
         self._dispatcher.leave(instance)
 
-    def on_cannot_wake(self, error: ServeError) -> None:
+    def _on_cannot_wake(self, error: ServeError) -> None:
         if not self._dispatcher.serving:
             self._delivery.fail(self._dispatcher.drain(), error, OTHER_FAILURE)
-
-    def _wake(self) -> None:
-        """Starts sleeping instances. Raises ServeError if no instance is expected."""
-        if self.down():
-            raise self._unavailable()
-        if self._sleep is not None and self._sleep.asleep:
-            self._sleep.wake()
 
     def _unavailable(self) -> ServeError:
         error = unavailable(
             f"model '{self.name}' version {self.version} has no running instance: {self.why_not_ready()}"
         )
-        if self._instances.restarting():
+        if self._restarting():
             error.retry_after_s = 1
         return error

@@ -33,8 +33,7 @@ from stubserve.inference.work import Work
 from stubserve.instances.instance import Instance
 from stubserve.instances.work import Result
 from stubserve.schedulers.base import Scheduler
-from stubserve.schedulers.rate_limiter import RateLimiter
-from stubserve.schedulers.resources import Demand, Limited
+from stubserve.schedulers.rate_limiter import Demand, Limited, RateLimiter
 from stubserve.serving.alarm import Alarm
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
@@ -98,7 +97,6 @@ class LimitedDispatcher(Dispatcher):
             self._limiter.add(limited, demands, device)
 
     def forget(self, instance: Instance) -> None:
-        """An instance is gone for good."""
         limited = self._limited.pop(instance, None)
         if limited is not None:
             if self._ahead is limited:

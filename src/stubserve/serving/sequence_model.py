@@ -74,7 +74,6 @@ class SequenceModel(InstanceModel):
             super().enqueue(request)
 
     def _passes_on(self, request: Request, former: SequenceModel) -> bool:
-        """Submits a request to the former model if its sequence runs there."""
         options = request.options
         if options.flags & SEQUENCE_START or self._sequences.holds(options.correlation_id) or not former.holds(request):
             return False
@@ -109,7 +108,7 @@ class SequenceModel(InstanceModel):
         """Its sequences go on in the model that takes over from it, if no instance is there, or will be."""
         super()._refuse_if_down()
         successor, states = self._successor, self._sequences.states
-        if successor is not None and states is not None and self.down() and not self._instances.restarting():
+        if successor is not None and states is not None and self.down() and not self._restarting():
             for sequence in states.waiting():
                 successor._goes_on(sequence, self)
             successor._poll_soon()
@@ -157,7 +156,6 @@ class SequenceModel(InstanceModel):
             self._sequences.states.close()
 
     def let_go(self) -> None:
-        """Ends the passing on."""
         if self._former is not None:
             self._former.let_go()
         self._successor = None

@@ -84,7 +84,7 @@ class WarmUp:
             for _ in range(sample.requests):
                 requests.append(Request(self._placed(sample.inputs)))
                 added.append(self._placed(sample.added))
-            batch = _Batch(self._model, instance, stub.pid, requests)
+            batch = _SampleBatch(self._model, instance, stub.pid, requests)
             now = time.monotonic_ns()
             for request in requests:
                 request.request_start_ns = request.queue_start_ns = begin
@@ -121,7 +121,7 @@ class WarmUp:
         return tensors
 
 
-class _Batch:
+class _SampleBatch:
     """One batch of a warm-up: receives the stub's reports. `errors` is done when all requests are over."""
 
     def __init__(self, model: InstanceModel, instance: str, pid: int, requests: Iterable[Request]) -> None:

@@ -73,7 +73,6 @@ class Sample:
     added: Sequence[SampleInput]
 
     def is_too_large(self, max_batch_size: int) -> bool:
-        """Whether the batch is too large for a model of this `max_batch_size`."""
         return self.requests > max(max_batch_size, 1)
 
     def too_large(self, name: str, max_batch_size: int) -> ServeError:

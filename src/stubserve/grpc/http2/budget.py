@@ -50,21 +50,6 @@ class ClientBudget:
     and `room` the memory for its next read.
     """
 
-    __slots__ = (
-        "_early_pings",
-        "_frames",
-        "_last_ping",
-        "_offload",
-        "_options",
-        "_scratch",
-        "_sent_at_ping",
-        "_sent_at_update",
-        "_skipped",
-        "last_stream",
-        "resets",
-        "room",
-    )
-
     def __init__(self, options: GrpcSettings, offload: Offload, scratch: memoryview) -> None:
         self._options = options
         # Identifiers, and those skipped, as (first, end)
@@ -105,7 +90,6 @@ class ClientBudget:
     # Useless work
 
     def take_idle_frame(self) -> None:
-        """Counts a frame that moves nothing."""
         self._frames += 1
         if self._frames > MAX_IDLE_FRAMES:
             raise ConnectionFault(ENHANCE_YOUR_CALM, "too many frames that move nothing")

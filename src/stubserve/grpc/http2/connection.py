@@ -136,7 +136,7 @@ class Http2Connection(asyncio.BufferedProtocol):
             stream.reset_by_client()
 
     def pause_writing(self) -> None:
-        self._writer.pause()
+        self._writer.paused = True
         self._endpoint.slow_clients.watch_unread(self)
         self._transport.pause_reading()
 

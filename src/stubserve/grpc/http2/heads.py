@@ -80,7 +80,8 @@ class RpcHead:
             elif name == "content-type":
                 self.is_grpc = value.startswith("application/grpc")
             elif name == "grpc-timeout":
-                self.timeout_s = _timeout(value)
+                found = _TIMEOUT(value)
+                self.timeout_s = int(found[1]) * _UNITS[found[2]] if found else None
             elif name == "grpc-encoding":
                 self.encoding = value
             elif name == "grpc-accept-encoding":
@@ -203,11 +204,6 @@ def _short_text(raw: bytes) -> str:
 def _text(raw: bytes) -> str:
     """A name or value. A text that fits a client's table costs it one byte to repeat, so it is kept only once."""
     return _short_text(raw) if len(raw) <= TABLE_BYTES else raw.decode("latin-1")
-
-
-def _timeout(value: str) -> float | None:
-    found = _TIMEOUT(value)
-    return int(found[1]) * _UNITS[found[2]] if found else None
 
 
 def _binary(value: str) -> bytes:

@@ -45,7 +45,6 @@ class Message(NamedTuple):
     compressed: bool = False
 
     def drop(self) -> None:
-        """Drops the hold of its block."""
         if self.block is not None:
             self.block.drop()
 
@@ -64,21 +63,6 @@ def check_prefix(flag: int, length: int, encoding: str, max_bytes: int) -> None:
 
 class PartialMessage:
     """A message that has arrived in part. While it arrives it counts for `connection`, and `owner` gives it up."""
-
-    __slots__ = (
-        "_arrival",
-        "_compressed",
-        "_connection",
-        "_encoding",
-        "_endpoint",
-        "_filled",
-        "_length",
-        "_max_bytes",
-        "_owner",
-        "_prefix",
-        "_ready",
-        "_short",
-    )
 
     def __init__(
         self,
@@ -143,14 +127,12 @@ class PartialMessage:
         return message
 
     def drop(self) -> None:
-        """Nothing more comes."""
         arrival = self._arrival
         self._forget()
         if arrival is not None:
             arrival.drop()
 
     def _forget(self) -> None:
-        """The message has a taker, or nobody wants it."""
         if self._short is not None:
             self._endpoint.short_messages_left += self._length
         self._short = self._arrival = self._owner = None

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from stubserve.errors import ServeError, unavailable
-from stubserve.grpc.http2.compression import deflate
 from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.grpc.http2.heads import OPENING, opening
 from stubserve.grpc.http2.incoming import PREFIX_BYTES
@@ -29,6 +29,9 @@ from stubserve.memory.heap_account import FREE_BYTES, HeapShare
 
 # So many bytes may wait for a client before it counts as slow.
 OUTBOX_BYTES = 1 << 20
+# Compressed in one step
+_INPUT_BYTES = 256 * 1024
+_FORMAT = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 class OutboxOwner(Protocol):
@@ -42,19 +45,14 @@ class OutboxOwner(Protocol):
 
     def pump(self) -> None:
         """Sends what may be sent."""
-        ...
 
     def writable(self) -> None:
         """The client has caught up."""
-        ...
 
-    def give_up(self, error: ServeError) -> None:
-        """Gives up all that waits."""
-        ...
+    def give_up(self, error: ServeError) -> None: ...
 
     def fail(self, status: int, text: str) -> None:
         """An answer could not be made; the answers after it are gone."""
-        ...
 
 
 class Outbox:
@@ -62,21 +60,6 @@ class Outbox:
 
     `unsent` is the bytes that the client has not taken or not let in.
     """
-
-    __slots__ = (
-        "_counted",
-        "_encoding",
-        "_endpoint",
-        "_heap_bytes",
-        "_jobs",
-        "_pieces",
-        "_slow",
-        "_stream",
-        "_waits",
-        "_writer",
-        "opened",
-        "unsent",
-    )
 
     def __init__(self, endpoint: Endpoint, writer: FrameWriter, stream: OutboxOwner, encoding: str | None) -> None:
         self._endpoint = endpoint
@@ -108,7 +91,7 @@ class Outbox:
         """The work on a message before it is sent."""
         parts: Parts = (yield from answer(keep)) if callable(answer) else answer
         if self._encoding is not None:
-            parts = yield from deflate(parts, self._encoding, self._endpoint.compression_level, keep)
+            parts = yield from _deflate(parts, self._encoding, self._endpoint.compression_level, keep)
         return parts
 
     def pump(self) -> bool:
@@ -155,7 +138,6 @@ class Outbox:
         return True
 
     def clear(self) -> None:
-        """Forgets what waits."""
         self._pieces.clear()
         self.unsent = self._heap_bytes = 0
         self._wait_no_more()
@@ -246,3 +228,16 @@ class Outbox:
                 asyncio.get_running_loop().call_soon(self._stream.give_up, error)
                 return
         self._counted += more
+
+
+def _deflate(parts: Sequence[bytes | memoryview], encoding: str, level: int, keep: Keep) -> LongWork[list[bytes]]:
+    """A message's parts, compressed with gRPC's `encoding`."""
+    stream = zlib.compressobj(level, wbits=_FORMAT[encoding])
+    pieces: list[bytes] = []
+    for part in parts:
+        for at in range(0, len(part), _INPUT_BYTES):
+            piece = yield functools.partial(stream.compress, part[at : at + _INPUT_BYTES])
+            keep(len(piece))
+            pieces.append(piece)
+    pieces.append(stream.flush())
+    return pieces

@@ -1,26 +1,32 @@
 """Messages of one stream that need work before their handler gets them.
 
-Compressed messages are decompressed, and large messages get the form that their method wants (`Method.prepare`). The
-result is in the arena if its size belongs there. Long work is done in steps (`OrderedJobs`); later messages wait.
+Compressed messages are decompressed. A few kilobytes may stand for gigabytes, so no more of a message is made than its
+limit, and each piece is counted before the next is made. Large messages get the form that their method wants
+(`Method.prepare`). The result is in the arena if its size belongs there. Long work is done in steps (`OrderedJobs`);
+later messages wait.
 """
 
 from __future__ import annotations
 
 import functools
+import zlib
 from collections.abc import Callable
 
 from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.arrival import Content
-from stubserve.grpc.http2.compression import inflate, short_content
-from stubserve.grpc.http2.incoming import Message
+from stubserve.grpc.http2.incoming import Message, MessageRefusal
 from stubserve.grpc.infer_decode import first_raw
-from stubserve.grpc.transport import Making, Parts, Prepare
+from stubserve.grpc.transport import INTERNAL, RESOURCE_EXHAUSTED, Making, Parts, Prepare
 from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import HeapShare
 
+# Compressed input and plain output of one step
+_INPUT_BYTES = 256 * 1024
+_PIECE_BYTES = 1 << 20
+_DETECT_FORMAT = 32 + zlib.MAX_WBITS
 # Copied in one step
 _COPIED_BYTES = 1 << 20
 
@@ -31,8 +37,6 @@ class PreparedMessages:
     `take` gets each; the message is promised until `take` returns. `over` is called when no message waits any more, or
     with the error of a message that could not be prepared; no message follows that.
     """
-
-    __slots__ = ("_dropped", "_jobs", "_over", "_prepare", "_server", "_take")
 
     def __init__(
         self,
@@ -46,7 +50,6 @@ class PreparedMessages:
         self._take = take
         self._over = over
         self._jobs = OrderedJobs(server.offload)
-        self._dropped = False
 
     @property
     def busy(self) -> bool:
@@ -55,127 +58,152 @@ class PreparedMessages:
 
     def add(self, message: Message) -> None:
         """Takes a complete message. Raises Malformed and ServeError."""
-        preparation = Preparation(self._server, self._prepare, message)
+        held = _Held(message, self._server.heap.share())
         busy = self._jobs.busy
         try:
-            steps = preparation.begin()
-            if busy or steps is not None:
-                preparation.wait()
+            steps = self._work_on(held)
+            if (busy or steps is not None) and held.message.block is None:
+                held.share.add(len(held.message.data))
         except BaseException:
-            preparation.end()
+            held.drop()
             raise
         if busy or steps is not None:
-            self._jobs.add(steps, functools.partial(self._prepared, preparation))
+            self._jobs.add(steps, functools.partial(self._prepared, held))
         else:
-            self._pass_on(preparation)
+            self._pass_on(held)
 
     def drop(self) -> None:
-        """Drops all messages."""
-        self._dropped = True
         self._jobs.drop()
 
-    def _prepared(self, preparation: Preparation, error: BaseException | None) -> None:
+    def _prepared(self, held: _Held, error: BaseException | None) -> None:
         """The turn of a message has come: its work is done, has failed with `error`, or nobody wants it any more."""
-        if error is not None or self._dropped:
-            preparation.end()
-            if error is not None:
-                self._over(error)
-            return
-        self._pass_on(preparation)
-        if not self._jobs.busy:
-            self._over(None)
+        if error is not None:
+            held.drop()
+            self._over(error)
+        elif self._jobs.dropped:
+            held.drop()
+        else:
+            self._pass_on(held)
+            if not self._jobs.busy:
+                self._over(None)
 
-    def _pass_on(self, preparation: Preparation) -> None:
+    def _pass_on(self, held: _Held) -> None:
         try:
-            data, block, offset, _ = preparation.message
+            data, block, offset, _ = held.message
             self._take(data, block, offset)
         finally:
-            preparation.end()
+            held.drop()
 
-
-class Preparation:
-    """The work on one message. `message` is its current form."""
-
-    __slots__ = ("_content", "_placed", "_prepare", "_server", "_share", "message")
-
-    def __init__(self, server: InferenceServer, prepare: Prepare | None, message: Message) -> None:
-        self._server = server
-        self._prepare = prepare
-        self.message = message
-        # The message's bytes in the heap, and the place where its next form is being written
-        self._share: HeapShare = server.heap.share()
-        self._placed: Message | None = None
-        self._content: Content | None = None
-
-    def begin(self) -> LongWork[None] | None:
+    def _work_on(self, held: _Held) -> LongWork[None] | None:
         """The work; None if it was little, and is done. Raises Malformed and ServeError, as the steps do."""
-        message = self.message
-        limit = self._server.max_input_size
-        if message.compressed:
-            content = short_content(message.data, min(limit, LARGE_BYTES)) if len(message.data) <= LARGE_BYTES else None
-            if content is None:
-                return self._inflate(limit)
-            self._is_now(Message(content))
-        return self._prepared()
-
-    def wait(self) -> None:
-        """The message has to wait for others. Raises ServeError if memory is short."""
-        if self.message.block is None:
-            self._share.add(len(self.message.data))
-
-    def end(self) -> None:
-        """The message has been taken, or nobody wants it."""
-        self.message.drop()
-        if self._placed is not None:
-            self._placed.drop()
-        if self._content is not None:
-            self._content.drop()
-        self._share.drop()
-
-    def _inflate(self, limit: int) -> LongWork[None]:
-        yield from inflate(self.message.data, limit, self._add)
-        content = self._content
+        data, limit = held.message.data, self._server.max_input_size
+        if not held.message.compressed:
+            return self._rewrite(held)
+        content = _short_content(data, min(limit, LARGE_BYTES)) if len(data) <= LARGE_BYTES else None
         if content is None:
-            self._is_now(Message(b""))
-        else:
-            placed = Message(content.finish(), content.block, content.offset)
-            self._content = None
-            self._is_now(placed)
-        further = self._prepared()
+            return self._decompress(held, limit)
+        held.replace(Message(content))
+        return None
+
+    def _decompress(self, held: _Held, limit: int) -> LongWork[None]:
+        content: Content | None = None
+
+        def add(piece: bytes) -> None:
+            nonlocal content
+            if content is None:
+                start = -first_raw(memoryview(piece)) % ALIGNMENT
+                content = Content(self._server.arrivals.memory, limit, start)
+            content.add(piece)
+
+        try:
+            yield from _inflate(held.message.data, limit, add)
+            made = Message(b"") if content is None else Message(content.finish(), content.block, content.offset)
+        except BaseException:
+            if content is not None:
+                content.drop()
+            raise
+        held.replace(made)
+        further = self._rewrite(held)
         if further is not None:
             yield from further
 
-    def _add(self, piece: bytes) -> None:
-        """Takes a piece of the content. Raises ServeError if the arena has no place for it."""
-        if self._content is None:
-            start = -first_raw(memoryview(piece)) % ALIGNMENT
-            self._content = Content(self._server.arrivals.memory, self._server.max_input_size, start)
-        self._content.add(piece)
-
-    def _prepared(self) -> LongWork[None] | None:
-        data = self.message.data
+    def _rewrite(self, held: _Held) -> LongWork[None] | None:
+        """The work that gives a large message the form that its method wants; None if it has that form."""
+        data = held.message.data
         work = self._prepare(data) if self._prepare is not None and len(data) > LARGE_BYTES else None
-        return None if work is None else self._rewrite(work)
+        return None if work is None else self._place(held, work)
 
-    def _rewrite(self, work: Making) -> LongWork[None]:
+    def _place(self, held: _Held, work: Making) -> LongWork[None]:
         """Replaces the message by the work's result. Raises ServeError if the arena has no place for it."""
-        pieces: Parts = yield from work(self._share.add)
+        pieces: Parts = yield from work(held.share.add)
         size = sum(map(len, pieces))
         beginning = b"".join((pieces[0], *(piece[:ALIGNMENT] for piece in pieces[1:2])))
         start = -first_raw(memoryview(beginning)) % ALIGNMENT
         block = self._server.block(start + size)
-        placed = self._placed = Message(block.view[start : start + size], block, block.offset + start)
-        view = memoryview(placed.data)
-        end = 0
-        for piece in pieces:
-            for at in range(0, len(piece), _COPIED_BYTES):
-                part = piece[at : at + _COPIED_BYTES]
-                begin, end = end, end + len(part)
-                view[begin:end] = part
-                yield None
-        self._placed = None
-        self._is_now(placed)
+        view = block.view[start : start + size]
+        try:
+            end = 0
+            for piece in pieces:
+                for at in range(0, len(piece), _COPIED_BYTES):
+                    part = piece[at : at + _COPIED_BYTES]
+                    begin, end = end, end + len(part)
+                    view[begin:end] = part
+                    yield None
+        except BaseException:
+            block.drop()
+            raise
+        held.replace(Message(view, block, block.offset + start))
 
-    def _is_now(self, message: Message) -> None:
+
+class _Held:
+    """A message in its current form, which holds its block, and the `share` of the heap in which it is counted."""
+
+    def __init__(self, message: Message, share: HeapShare) -> None:
+        self.message = message
+        self.share = share
+
+    def replace(self, message: Message) -> None:
         self.message.drop()
         self.message = message
+
+    def drop(self) -> None:
+        """The message has been taken, or nobody wants it."""
+        self.message.drop()
+        self.share.drop()
+
+
+def _short_content(data: bytes | memoryview, most: int) -> bytes | None:
+    """A message's content; None if it is longer than `most`, or incomplete. Raises MessageRefusal."""
+    stream = zlib.decompressobj(_DETECT_FORMAT)
+    content = _inflated(stream, data, most + 1)
+    return content if stream.eof and len(content) <= most else None
+
+
+def _inflate(data: bytes | memoryview, limit: int, take: Callable[[bytes], None]) -> LongWork[None]:
+    """Hands a message's content to `take` in pieces. Raises MessageRefusal, and ServeError if memory is short."""
+    stream = zlib.decompressobj(_DETECT_FORMAT)
+    size = at = 0
+    while not stream.eof:
+        rest: bytes | memoryview = stream.unconsumed_tail
+        if not rest:
+            rest = data[at : at + _INPUT_BYTES]
+            at += _INPUT_BYTES
+        # With no input left there may still be output; if there is none, the data end early.
+        piece = yield functools.partial(_inflated, stream, rest, _PIECE_BYTES)
+        if not piece and not rest:
+            raise MessageRefusal(INTERNAL, "a message cannot be decompressed: the compressed data ends early")
+        size += len(piece)
+        if size > limit:
+            raise MessageRefusal(
+                RESOURCE_EXHAUSTED,
+                f"Decompressed data size exceeds the maximum allowed value of {limit} bytes. "
+                "Use --http-max-input-size to increase the limit.",
+            )
+        take(piece)
+
+
+def _inflated(stream: zlib._Decompress, data: bytes | memoryview, most: int) -> bytes:
+    try:
+        return stream.decompress(data, most)
+    except zlib.error as error:
+        raise MessageRefusal(INTERNAL, f"a message cannot be decompressed: {error}") from None

@@ -132,7 +132,6 @@ class FrameReader:
             self._pending = bytes(data[at:])
 
     def forget(self, stream: Http2Stream) -> None:
-        """Both sides of a stream are closed."""
         if self.streams.pop(stream.id, None) is not None and self._budget.resets:
             self._budget.resets -= 1
         self._writer.waiting.pop(stream.id, None)

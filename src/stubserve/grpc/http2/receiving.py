@@ -118,7 +118,6 @@ class ReceivingStream:
         self.ended_by_client()
 
     def ended_by_client(self) -> None:
-        """The client has closed its side."""
         self.half_closed = True
         if self._status is not None or (self._prepared is not None and self._prepared.busy):
             return

@@ -73,7 +73,11 @@ class Http2Stream(ReceivingStream):
         self.closed = False
         log.debug(REQUEST_LINE, head.path)
         if head.nbytes > FREE_BYTES:
-            self._count_metadata()
+            self._heap_share = endpoint.server.heap.share()
+            try:
+                self._heap_share.add(head.nbytes)
+            except ServeError as error:
+                asyncio.get_running_loop().call_soon(self.give_up, error)
         if head.timeout_s is not None:
             self._deadline = asyncio.get_running_loop().call_later(head.timeout_s, self._expire)
         handler = method.open(self)
@@ -220,11 +224,3 @@ class Http2Stream(ReceivingStream):
             self._outbox.drop_jobs()
         if self._prepared is not None:
             self._prepared.drop()
-
-    def _count_metadata(self) -> None:
-        """Counts the metadata in the heap's account. Raises nothing: if memory is short the RPC ends."""
-        self._heap_share = self._endpoint.server.heap.share()
-        try:
-            self._heap_share.add(self._head.nbytes)
-        except ServeError as error:
-            asyncio.get_running_loop().call_soon(self.give_up, error)

@@ -102,7 +102,6 @@ class FrameWriter:
         see_it_closed(self._transport)
 
     def lose(self) -> None:
-        """The connection is gone."""
         self._lost = True
         self._out.clear()
 
@@ -113,7 +112,6 @@ class FrameWriter:
         return 0 if self.paused or self._turn_bytes >= _TURN_BYTES else min(self._window, self._max_frame)
 
     def send_head(self, stream: int, block: bytes, ends: bool = False) -> None:
-        """Sends headers or trailers."""
         block, self._before_block = self._before_block + block, b""
         self.write(frames.frame(frames.HEADERS, _END if ends else frames.END_HEADERS, stream, block))
 
@@ -140,10 +138,6 @@ class FrameWriter:
         return True
 
     # The client's limits
-
-    def pause(self) -> None:
-        """The socket is full."""
-        self.paused = True
 
     def resume(self) -> None:
         self.paused = False

@@ -143,7 +143,6 @@ class Chain:
         await in_daemon_thread(lambda: self.tell("load_fail"))
 
     async def unloads(self) -> None:
-        """The model no longer serves."""
         if self.loaded:
             await in_daemon_thread(lambda: self.tell("unload"))
 
@@ -167,17 +166,13 @@ def _check_digests(folder: Path, parameters: Mapping[str, str]) -> None:
         file = folder / path.lstrip("/")
         if not file.resolve().is_relative_to(folder.resolve()):
             raise invalid(f"repository agent 'checksum': '{path}' is outside of the model's folder")
+        digest = hashlib.md5(usedforsecurity=False)
         try:
-            found = _md5(file)
+            with file.open("rb") as content:
+                while piece := content.read(_CHUNK):
+                    digest.update(piece)
         except OSError as error:
             raise internal(f"Failed to read file {file} for its MD5 hash: {error.strerror}") from None
+        found = digest.hexdigest()
         if found != expected.strip().lower():
             raise invalid(f"Mismatched MD5 hash for file {path}, expect {expected}, got {found}")
-
-
-def _md5(file: Path) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    with file.open("rb") as content:
-        while piece := content.read(_CHUNK):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -64,24 +64,12 @@ class _Turn(Generic[T]):
 class EnsembleFlow(Generic[T]):
     """The flow of one request; `requested` are the outputs that its caller wants, None for all.
 
-    `runs` are to be run now, `responses` to be answered now; see `take_runs` and `take_responses`.
+    `route` says which steps may have to run, and which tensors each of them reads and makes. `runs` are to be run now,
+    `responses` to be answered now; see `take_runs` and `take_responses`.
     """
 
-    __slots__ = (
-        "_answers",
-        "_first",
-        "_returned",
-        "_route",
-        "_turns",
-        "_under_way",
-        "answered",
-        "error",
-        "responses",
-        "runs",
-    )
-
     def __init__(self, plan: EnsemblePlan, requested: Collection[str] | None = None) -> None:
-        self._route = route = plan.route(requested)
+        self.route = route = plan.route(requested)
         self._first: _Turn[T] = _Turn(route.needs)
         # All turns but the first, by number
         self._turns: dict[int, _Turn[T]] = {}
@@ -92,48 +80,24 @@ class EnsembleFlow(Generic[T]):
         self._returned: list[T] = []
         self.runs: list[StepRun[T]] = []
         self.responses: list[dict[str, T]] = []
-        self.answered = 0
         self.error: ServeError | None = None
-
-    @property
-    def steps(self) -> Sequence[Step]:
-        """All steps that may have to run."""
-        return self._route.steps
-
-    @property
-    def given(self) -> Sequence[Made]:
-        """The tensors of the caller that have readers."""
-        return self._route.given
 
     def has_begun(self, step: Step) -> bool:
         """Whether a step has run, or is about to, at least once."""
         return not self._first.waits[step.index]
 
-    def made_by(self, step: Step) -> Sequence[Made]:
-        """The tensors of a step that have readers."""
-        return self._route.made[step.index]
-
-    def asked_of(self, step: Step) -> list[str]:
-        """The names of the outputs to request from a step; the list is the plan's."""
-        return self._route.asked[step.index]
-
-    def readers_of(self, step: Step) -> Collection[Step]:
-        """The steps that read the outputs of this step."""
-        return self._route.followers.get(step, ())
-
     def begin(self, inputs: Mapping[str, T]) -> None:
         """The caller's tensors, by name. An optional one that is missing is absent."""
-        self._write(0, self._route.given, inputs)
+        self._write(0, self.route.given, inputs)
 
     def answer(self, run: StepRun[T], outputs: Mapping[str, T]) -> None:
         """A response to a run: tensors by the names that the step's model knows. One that is not mapped is ignored."""
         index = run.step.index
         number = self._answers[index]
         self._answers[index] = number + 1
-        self._write(number, self._route.made[index], outputs)
+        self._write(number, self.route.made[index], outputs)
 
     def end(self, run: StepRun[T]) -> None:
-        """The run has had its last response."""
         self._under_way -= 1
 
     def fail(self, error: ServeError) -> None:
@@ -160,7 +124,7 @@ class EnsembleFlow(Generic[T]):
     def close(self) -> Iterator[tuple[T, int]]:
         """Gives back each tensor with holds that were not taken, and their number. Ends the flow."""
         turns, self._turns = [self._first, *self._turns.values()], {}
-        self._first = _Turn(self._route.needs)
+        self._first = _Turn(self.route.needs)
         for turn in turns:
             for tensor, value in turn.values.items():
                 holds = self._untaken(tensor, turn)
@@ -173,7 +137,7 @@ class EnsembleFlow(Generic[T]):
 
     def _untaken(self, tensor: str, turn: _Turn[T]) -> int:
         """How many of a tensor's uses have not been taken in this turn."""
-        route = self._route
+        route = self.route
         holds = 1 if tensor in route.outputs and turn.waits[-1] else 0
         for step in route.steps:
             if turn.waits[step.index]:
@@ -184,7 +148,7 @@ class EnsembleFlow(Generic[T]):
         """Adds one writer's tensors to a turn, and starts what is then complete."""
         turn: _Turn[T] | None = self._turns.get(number) if number else self._first
         if turn is None:
-            turn = self._turns[number] = _Turn(self._route.needs)
+            turn = self._turns[number] = _Turn(self.route.needs)
         values, waits = turn.values, turn.waits
         complete: list[Step] = []
         for name, tensor, uses, readers, requested in made:
@@ -202,7 +166,7 @@ class EnsembleFlow(Generic[T]):
         if len(complete) > 1:
             complete.sort(key=_in_order)
         for step in complete:
-            self.runs.append(StepRun(step, number, self._take(turn, self._route.takes[step.index])))
+            self.runs.append(StepRun(step, number, self._take(turn, self.route.takes[step.index])))
         self._under_way += len(complete)
         if self.error is not None:
             self._return_runs()
@@ -210,10 +174,9 @@ class EnsembleFlow(Generic[T]):
             del self._turns[number]
 
     def _respond(self, turn: _Turn[T]) -> None:
-        outputs = self._take(turn, self._route.takes[-1])
+        outputs = self._take(turn, self.route.takes[-1])
         if self.error is None:
             self.responses.append(outputs)
-            self.answered += 1
         else:
             self._returned += outputs.values()
 

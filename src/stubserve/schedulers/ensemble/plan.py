@@ -57,7 +57,7 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The steps that must run for a set of requested outputs.
+    """The steps that must run for a set of requested outputs. All of it is shared, and not to be changed.
 
     `given` are the tensors of the caller, `made` those of each step, by its index; tensors without readers are in
     neither. `takes` are the inputs of each step, by its index, with the caller's outputs in the last place. `asked` are

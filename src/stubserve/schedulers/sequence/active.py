@@ -75,7 +75,6 @@ class ActiveSequences:
         return sorted(idle, key=lambda slot: (slot.last_ns, slot.joined, slot.index))
 
     def next_check_ns(self) -> int | None:
-        """The time of the next check of `take_idle`."""
         return self._checks[0][0] if self._checks else None
 
     def lose(self, slot: SequenceSlot, instance: str) -> None:
@@ -92,7 +91,6 @@ class ActiveSequences:
         return instance if until_ns > now_ns else None
 
     def forget(self, sequence: SequenceId) -> None:
-        """A sequence begins again."""
         if self._lost:
             self._lost.pop(sequence, None)
 

@@ -74,7 +74,6 @@ class Backlog:
                 heapq.heappush(self._expiring, (expires_ns, next(self._number), waiting))
 
     def take(self) -> Waiting | None:
-        """Removes the sequence that has waited longest, None if there is none."""
         for waiting in self._waiting:
             self._remove(waiting)
             return waiting
@@ -99,14 +98,12 @@ class Backlog:
         return list(self._open)
 
     def take_with(self, request: Request) -> Waiting | None:
-        """Removes the sequence that a request belongs to, None if it is not here."""
         waiting = self._of_request.get(request)
         if waiting is not None:
             self._remove(waiting)
         return waiting
 
     def take_expired(self, now_ns: int) -> list[Waiting]:
-        """Removes the sequences that have an expired request."""
         expired = []
         while self._expiring and self._expiring[0][0] <= now_ns:
             waiting = heapq.heappop(self._expiring)[2]

@@ -89,7 +89,9 @@ class SequenceBatcher(Strategy):
             raise self._refusals.rows()
         sequence, flags = request.options.correlation_id, request.options.flags
         if not sequence:
-            sequence, flags = self._own_sequence(), SEQUENCE_START
+            if not self._iterative:
+                raise self._refusals.no_id()
+            sequence, flags = next(id for id in self._auto_ids if not self.holds(id)), SEQUENCE_START
         slot = self._active.slot_of(sequence)
         if slot is not None and self.states is not None and self._slots.is_closing(slot.instance):
             states = self.part_with(sequence)
@@ -105,19 +107,11 @@ class SequenceBatcher(Strategy):
             slot.last_ns = now_ns
             if is_last:
                 self._active.end(slot)
-            self._queues.add(slot, request)
+            self._queues.add(slot, (request,))
             if slot.running is None:
                 self._filled(slot)
         if request.cancelled:
             self.cancel(request)
-
-    def _own_sequence(self) -> SequenceId:
-        """A new id, for a sequence that begins with a request without one."""
-        if not self._iterative:
-            raise self._refusals.no_id()
-        while self.holds(next_id := next(self._auto_ids)):
-            pass
-        return next_id
 
     def _told(self, request: Request, slot: SequenceSlot) -> RequestOptions | None:
         """The options that replace a request's own for the model: only the first execution has flags."""
@@ -234,7 +228,7 @@ class SequenceBatcher(Strategy):
             self._slots.give_back(slot)
             return
         self._active.begin(waiting.sequence, slot, self._now_ns, waiting.number, waiting.complete)
-        self._queues.add_all(slot, waiting.requests)
+        self._queues.add(slot, waiting.requests)
         if slot.running is None:
             self._filled(slot)
 
@@ -266,7 +260,6 @@ class SequenceBatcher(Strategy):
         if self._slots.join(instance):
             self._joins(instance)
         self._idles(instance)
-        self._departures.instance_idle(instance)
 
     def close_instance(self, instance: Instance) -> bool:
         """Begins no new sequence on this instance; the present ones go on. Returns whether there are any."""
@@ -276,7 +269,6 @@ class SequenceBatcher(Strategy):
         slots = self._slots.leave(instance)
         if slots is None:
             return
-        self._departures.instance_gone(instance)
         name = getattr(instance, "name", str(instance))
         lost = self._leaves(instance, slots)
         for slot in slots:

@@ -63,7 +63,11 @@ class Controls:
 
     def of_empty_slot(self, like: Request) -> Sequence[Tensor]:
         """The model's inputs for an empty slot: zeros in the shapes of `like`'s inputs, and READY false."""
-        tensors = [_zeros(tensor) for tensor in like.inputs]
+        tensors = []
+        for given in like.inputs:
+            # An empty string is four zeros.
+            nbytes = 4 * prod(given.shape) if given.datatype == BYTES else given.nbytes
+            tensors.append(Tensor(given.name, given.datatype, given.shape, None, nbytes=nbytes))
         tensors += self._empty
         if self._correlation_id is not None:
             name, datatype = self._correlation_id
@@ -87,9 +91,3 @@ class Controls:
         itemsize = BY_NUMBER[datatype].itemsize
         whole = (correlation_id & (2**64 - 1)).to_bytes(8, "little")
         return Tensor(name, datatype, self._shape, whole[:itemsize])
-
-
-def _zeros(tensor: Tensor) -> Tensor:
-    # An empty string is four zeros.
-    nbytes = 4 * prod(tensor.shape) if tensor.datatype == BYTES else tensor.nbytes
-    return Tensor(tensor.name, tensor.datatype, tensor.shape, None, nbytes=nbytes)

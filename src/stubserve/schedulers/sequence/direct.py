@@ -74,22 +74,16 @@ class DirectBatcher(SequenceBatcher):
     def _run(self, now_ns: int, decision: Decision) -> None:
         for instance in list(self._due):
             ready = [slot for slot in sorted(self._ready[instance], key=_BY_INDEX) if slot.queue]
-            at_ns = self._waits_until_ns(ready, now_ns) if ready else None
-            if at_ns is not None:
-                decision.wake_by(at_ns)
-                continue
+            if ready and self._delay_ns and self._enough > len(ready):
+                until_ns = min([slot.queue[0].queue_start_ns for slot in ready]) + self._delay_ns
+                if until_ns > now_ns:
+                    decision.wake_by(until_ns)
+                    continue
             del self._due[instance]
             if ready:
                 self._idle.discard(instance)
                 self._ready[instance] = {}
                 decision.run.append((instance, self._batch(ready)))
-
-    def _waits_until_ns(self, ready: list[SequenceSlot], now_ns: int) -> int | None:
-        """Until when the ready slots wait for more; None if they run."""
-        if not self._delay_ns or not self._enough or len(ready) >= self._enough:
-            return None
-        until_ns = min([slot.queue[0].queue_start_ns for slot in ready]) + self._delay_ns
-        return None if until_ns <= now_ns else until_ns
 
     def _batch(self, ready: list[SequenceSlot]) -> Work:
         controls, grouping = self._controls, self._grouping

@@ -26,22 +26,6 @@ class SequenceSlot:
     control inputs of a request in the middle of a sequence, with its id, once they have been made.
     """
 
-    __slots__ = (
-        "again",
-        "controls",
-        "gone",
-        "index",
-        "instance",
-        "joined",
-        "last_ns",
-        "number",
-        "over",
-        "queue",
-        "running",
-        "sequence",
-        "watched",
-    )
-
     def __init__(self, instance: Instance, joined: int, index: int) -> None:
         self.instance = instance
         self.joined = joined
@@ -68,12 +52,7 @@ class SlotQueues:
     def __init__(self) -> None:
         self._slot_of: dict[Request, SequenceSlot] = {}
 
-    def add(self, slot: SequenceSlot, request: Request) -> None:
-        """Puts a request behind the others."""
-        slot.queue.append(request)
-        self._slot_of[request] = slot
-
-    def add_all(self, slot: SequenceSlot, requests: Collection[Request]) -> None:
+    def add(self, slot: SequenceSlot, requests: Collection[Request]) -> None:
         slot.queue.extend(requests)
         self._slot_of.update(dict.fromkeys(requests, slot))
 
@@ -83,7 +62,6 @@ class SlotQueues:
         self._slot_of[request] = slot
 
     def take(self, slot: SequenceSlot) -> Request:
-        """Removes the oldest request of a slot."""
         request = slot.queue.popleft()
         del self._slot_of[request]
         return request
@@ -102,7 +80,6 @@ class SlotQueues:
         return behind[::-1]
 
     def clear(self, slot: SequenceSlot) -> list[Request]:
-        """Removes all requests from a slot."""
         queued = list(slot.queue)
         for request in queued:
             del self._slot_of[request]
@@ -176,9 +153,10 @@ class Slots:
         """The closed instances without a taken slot, and those that are gone: each once."""
         if not self._closing:
             return []
-        vacant = [instance for instance in self._closing if self._is_vacant(instance)]
-        self._closing.difference_update(vacant)
-        return vacant
+        taken = [instance for instance in self._closing if (row := self._rows.get(instance)) is not None and row.taken]
+        vacant = self._closing.difference(taken)
+        self._closing.intersection_update(taken)
+        return list(vacant)
 
     def take(self) -> SequenceSlot | None:
         """The free slot with the lowest index; among equals, that of the instance that joined first."""
@@ -197,7 +175,6 @@ class Slots:
         return None
 
     def give_back(self, slot: SequenceSlot) -> None:
-        """A slot is free again."""
         slot.number = 0
         slot.again = None
         row = self._rows[slot.instance]
@@ -209,51 +186,32 @@ class Slots:
         return instance in self._rows
 
     def used(self) -> list[SequenceSlot]:
-        """All slots that were ever used."""
         return [slot for row in self._rows.values() for slot in row.slots]
-
-    def _is_vacant(self, instance: Instance) -> bool:
-        row = self._rows.get(instance)
-        return row is None or not row.taken
 
 
 class Departures:
     """The slots of sequences that are over without an END: free when no request of them executes any more.
 
-    Each is checked once, and again whenever its instance has executed something.
-
-    A slot may be added again before its instance is idle. So the sequence's number is kept with it: a slot that has
-    been free in the meantime, and may belong to another sequence, is left alone.
+    The sequence's number is kept with its slot: a slot that has been free in the meantime, and may belong to another
+    sequence, is left alone.
     """
 
     def __init__(self) -> None:
         self._leaving: dict[SequenceSlot, int] = {}
-        # By instance, the slots with a request that was still executing
-        self._later: dict[Instance, dict[SequenceSlot, int]] = {}
 
     def add(self, slot: SequenceSlot) -> None:
         """A slot has no request left to hand out, and will get none."""
         self._leaving[slot] = slot.number
 
-    def instance_idle(self, instance: Instance) -> None:
-        if self._later:
-            for slot, number in self._later.pop(instance, {}).items():
-                self._leaving.setdefault(slot, number)
-
-    def instance_gone(self, instance: Instance) -> None:
-        self._later.pop(instance, None)
-
     def take(self, at_rest: Callable[[SequenceSlot], bool]) -> list[SequenceSlot]:
-        """Removes and returns the slots that are at rest."""
         if not self._leaving:
             return []
         free = []
-        for slot, number in self._leaving.items():
-            if slot.gone or slot.number != number:
-                continue
-            if at_rest(slot):
-                free.append(slot)
-            else:
-                self._later.setdefault(slot.instance, {})[slot] = number
-        self._leaving.clear()
+        leaving, self._leaving = self._leaving, {}
+        for slot, number in leaving.items():
+            if slot.number == number and not slot.gone:
+                if at_rest(slot):
+                    free.append(slot)
+                else:
+                    self._leaving[slot] = number
         return free

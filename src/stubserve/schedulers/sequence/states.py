@@ -146,13 +146,11 @@ class SequenceStates:
             self.drop(waiting.number)
 
     def drop(self, number: int) -> None:
-        """A sequence is over."""
         size = _size(self._kept.pop(number, ()))
         if self.heap is not None and size:
             self.heap.give_back(size)
 
     def close(self) -> None:
-        """The model is gone."""
         for number in list(self._kept):
             self.drop(number)
 

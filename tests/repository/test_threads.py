@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stubserve.errors import ServeError
-from stubserve.instances.threads import allowed_cores, thread_variables, threads_per_instance, visible_cores
+from stubserve.loading.launchers import allowed_cores, thread_variables, threads_per_instance, visible_cores
 from stubserve.model_config.parse import parse_text
 from tests.real_server import Serving, io_config, write_model
 
