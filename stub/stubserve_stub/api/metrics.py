@@ -106,10 +106,10 @@ class Metric:
 
     def _require_family(self, doing: str) -> None:
         if not self._family.alive:
-            raise TritonModelException("{}: {}".format(doing, _DELETED))
+            raise TritonModelException(f"{doing}: {_DELETED}")
 
     def _refuse(self, doing: str, what: str) -> NoReturn:
-        reason = "TRITONSERVER_METRIC_KIND_{} does not support {}".format(self._family.kind.name, what)
+        reason = f"TRITONSERVER_METRIC_KIND_{self._family.kind.name} does not support {what}"
         raise self._family.server.refused(doing, reason)
 
     def _change(self, change: str, amount: float) -> None:
@@ -203,7 +203,7 @@ def _bounds(kind: MetricKind, buckets: Optional[Any]) -> Optional[List[float]]:
     for bucket in buckets:
         bound = _as_float(bucket)
         if bound is None:
-            raise TritonModelException("Failed to create metric. Buckets must be numbers, {!r} is none.".format(bucket))
+            raise TritonModelException(f"Failed to create metric. Buckets must be numbers, {bucket!r} is none.")
         bounds.append(bound)
     return bounds
 

@@ -176,9 +176,8 @@ class InferenceRequest:
             raise incompatible("__init__", _SIGNATURE, (), given)
         if None in tensors or "" in names:
             raise TritonModelException(
-                "{} for request with id '{}' and model name '{}' should not be empty.".format(
-                    "Input tensor" if None in tensors else "Requested output name", identifier, model
-                )
+                f"{'Input tensor' if None in tensors else 'Requested output name'} for request with id '{identifier}' "
+                f"and model name '{model}' should not be empty."
             )
         self._set(
             identifier,
@@ -326,12 +325,12 @@ def _truth(function: str, request: InferenceRequest, given: Any) -> bool:
 def _correlation_id(given: Any) -> Union[int, str]:
     if isinstance(given, str):
         if as_text(given) is None:
-            raise TritonModelException("Correlation ID has characters that UTF-8 cannot encode: {!r}".format(given))
+            raise TritonModelException(f"Correlation ID has characters that UTF-8 cannot encode: {given!r}")
         return given
     if not isinstance(given, int):
         raise TritonModelException("Correlation ID must be integer or string")
     if not 0 <= given <= UINT64_MAX:
-        raise TritonModelException("Correlation ID must be from 0 to 2**64 - 1, got {}".format(given))
+        raise TritonModelException(f"Correlation ID must be from 0 to 2**64 - 1, got {given}")
     return int(given)
 
 

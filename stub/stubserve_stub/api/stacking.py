@@ -40,7 +40,7 @@ def stack(requests: Sequence[InferenceRequest], name: str, pad: Any = None) -> A
     for index, array in enumerate(arrays):
         if not array.ndim:
             raise TritonModelException(
-                "stack: input '{}' of {} has no dimension along which to join".format(name, _named(requests, index))
+                f"stack: input '{name}' of {_named(requests, index)} has no dimension along which to join"
             )
         if array.dtype != first.dtype or array.ndim != first.ndim:
             raise _misfit(requests, arrays, index, name, "")
@@ -71,12 +71,11 @@ def unstack(requests: Sequence[InferenceRequest], outputs: Mapping[str, Array]) 
     rows = [_rows(requests, index) for index in range(len(requests))]
     for name, array in outputs.items():
         if not isinstance(array, np.ndarray):
-            raise TypeError("unstack: output '{}' is no numpy array but {}".format(name, type(array)))
+            raise TypeError(f"unstack: output '{name}' is no numpy array but {type(array)}")
         if not array.ndim or array.shape[0] != sum(rows):
             raise TritonModelException(
-                "unstack: output '{}' has shape {}, but the requests have {} rows together: {}".format(
-                    name, list(array.shape), sum(rows), rows
-                )
+                f"unstack: output '{name}' has shape {list(array.shape)}, but the requests have {sum(rows)} rows "
+                f"together: {rows}"
             )
     responses = []
     start = 0
@@ -93,9 +92,8 @@ def _input(requests: Sequence[InferenceRequest], index: int, name: str) -> Tenso
         if tensor._name == name:
             return tensor
     raise TritonModelException(
-        "stack: {} has no input '{}', only {}".format(
-            _named(requests, index), name, [tensor._name for tensor in inputs] or "none at all"
-        )
+        f"stack: {_named(requests, index)} has no input '{name}', only "
+        f"{[tensor._name for tensor in inputs] or 'none at all'}"
     )
 
 
@@ -105,16 +103,15 @@ def _rows(requests: Sequence[InferenceRequest], index: int) -> int:
     count = counts.pop() if len(counts) == 1 else None
     if count is None:
         raise TritonModelException(
-            "unstack: the inputs of {} do not say how many rows it has: their shapes are {}".format(
-                _named(requests, index), shapes
-            )
+            f"unstack: the inputs of {_named(requests, index)} do not say how many rows it has: their shapes are "
+            f"{shapes}"
         )
     return count
 
 
 def _named(requests: Sequence[InferenceRequest], index: int) -> str:
     request_id = requests[index].request_id()
-    return "request {} of {}{}".format(index, len(requests), " (id '{}')".format(request_id) if request_id else "")
+    return "request {} of {}{}".format(index, len(requests), f" (id '{request_id}')" if request_id else "")
 
 
 def _misfit(
@@ -122,16 +119,8 @@ def _misfit(
 ) -> TritonModelException:
     first, other = arrays[0], arrays[index]
     return TritonModelException(
-        "stack: input '{}' cannot be joined: {} has {} of shape {}, {} has {} of shape {}{}".format(
-            name,
-            _named(requests, 0),
-            first.dtype,
-            list(first.shape),
-            _named(requests, index),
-            other.dtype,
-            list(other.shape),
-            advice,
-        )
+        f"stack: input '{name}' cannot be joined: {_named(requests, 0)} has {first.dtype} of shape "
+        f"{list(first.shape)}, {_named(requests, index)} has {other.dtype} of shape {list(other.shape)}{advice}"
     )
 
 

@@ -249,19 +249,15 @@ class Gatherer:
                 text = "input '{}' has a string that is no UTF-8, which {} cannot take: {}"
                 mistakes[index] = Refusal(text.format(name, self._reader, error), codes.INVALID_ARG)
             except Exception as error:
-                mistakes[index] = Refusal("input '{}': {}".format(name, error), codes.INVALID_ARG)
+                mistakes[index] = Refusal(f"input '{name}': {error}", codes.INVALID_ARG)
         return InputView(name, datatype, _joined_shape(views), bytes_tensor.object_array(texts))
 
     def _misfit(self, requests: Sequence[NativeRequest], output: Output, rows: int) -> str:
         return (
-            "output '{}' of model '{}' has shape {}, but its first dimension must be {}, the rows of the batch ({}); "
-            "where that dimension is none of the batch, 'max_batch_size: 0' says so".format(
-                output.name,
-                self._model,
-                list(output.shape),
-                rows,
-                ", ".join("{} {}".format(name, list(view.shape)) for name, view in _inputs(requests)),
-            )
+            f"output '{output.name}' of model '{self._model}' has shape {list(output.shape)}, but its first dimension "
+            f"must be {rows}, the rows of the batch "
+            f"({', '.join(f'{name} {list(view.shape)}' for name, view in _inputs(requests))}); where that dimension "
+            "is none of the batch, 'max_batch_size: 0' says so"
         )
 
 

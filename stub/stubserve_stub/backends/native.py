@@ -101,8 +101,8 @@ class NativeBackend(Backend):
             self._states = keep_states(self.config, instance.arguments["model_repository"], self.host)
         elif (self.config.get("sequence_batching") or {}).get("state") and not self.gets_states:
             raise Refusal(
-                "model instance '{}' is configured with implicit state (sequence_batching.state), which the backend "
-                "'{}' does not keep".format(instance.name, self.config.get("backend"))
+                f"model instance '{instance.name}' is configured with implicit state (sequence_batching.state), which "
+                f"the backend '{self.config.get('backend')}' does not keep"
             )
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:

@@ -104,10 +104,8 @@ class RaggedBatches:
         has = elements_of(output.shape)
         if has != sum(counts):
             raise Refusal(
-                "output '{}' has {} elements (shape {}), but the shapes of input '{}' make {} of it for the requests "
-                "of the batch".format(
-                    output.name, has, list(output.shape), source, " + ".join(map(str, counts)) or "none"
-                )
+                f"output '{output.name}' has {has} elements (shape {list(output.shape)}), but the shapes of input "
+                f"'{source}' make {' + '.join(map(str, counts)) or 'none'} of it for the requests of the batch"
             )
         size = len(output.memory) // max(has, 1)
         parts = []
@@ -122,9 +120,8 @@ class RaggedBatches:
     def _filled(name: str, dims: Sequence[int], source: str, shape: Sequence[int]) -> Sequence[int]:
         if len(dims) > len(shape) and -1 in dims[len(shape) :]:
             raise Refusal(
-                "output '{}' has the dimensions {}, of which input '{}' with the shape {} cannot tell all".format(
-                    name, list(dims), source, list(shape)
-                )
+                f"output '{name}' has the dimensions {list(dims)}, of which input '{source}' with the shape "
+                f"{list(shape)} cannot tell all"
             )
         return [shape[index] if dim == -1 else dim for index, dim in enumerate(dims)]
 
@@ -133,9 +130,7 @@ class RaggedBatches:
         view = request.inputs.get(source)
         if view is None:
             raise Refusal(
-                "the request has no input '{}', from which the model's batch inputs and outputs are made".format(
-                    source
-                ),
+                f"the request has no input '{source}', from which the model's batch inputs and outputs are made",
                 codes.INVALID_ARG,
             )
         return view.shape

@@ -203,7 +203,7 @@ class MainLoop:
         try:
             ready, reason = self._backend.is_ready(), ""
             if not ready:
-                reason = "Model '{}' is not ready (user-defined check failed).".format(self._host.instance)
+                reason = f"Model '{self._host.instance}' is not ready (user-defined check failed)."
         except BaseException as error:
             ready, reason = False, describe(error)
         self._control.send("readiness", ready=ready, reason=reason)

@@ -159,7 +159,7 @@ class OutputMemory:
         """
         grant = self._arena.grant
         if self._control is None:
-            raise ArenaFull("no room for {} bytes in shared memory: there is no server to ask for it".format(missing))
+            raise ArenaFull(f"no room for {missing} bytes in shared memory: there is no server to ask for it")
         with self._asking:
             self._control.send("need", least=missing, most=max(missing, self._grain))
             answer = self._answers.get()

@@ -117,13 +117,13 @@ class RegionBatch:
         number, offset, room = wanted
         if nbytes > room:
             raise Refusal(
-                "shared memory size specified with the request for output '{}' ({} bytes) should be at least {} bytes "
-                "to hold the results".format(name, room, nbytes)
+                f"shared memory size specified with the request for output '{name}' ({room} bytes) should be at least "
+                f"{nbytes} bytes to hold the results"
             )
         try:
             self._regions.find(number).write(offset, buffer)
         except RegionGone as gone:
-            raise Refusal("output '{}' could not be written into shared memory: {}".format(name, gone)) from None
+            raise Refusal(f"output '{name}' could not be written into shared memory: {gone}") from None
         return InRegion(number, offset, nbytes)
 
     def over(self, entries: Sequence[Entry], memory: Any) -> Sequence[Entry]:

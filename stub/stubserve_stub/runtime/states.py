@@ -101,7 +101,7 @@ def _contents(path: str, name: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise Refusal("initial state of '{}': '{}' cannot be read: {}".format(name, path, error.strerror)) from None
+        raise Refusal(f"initial state of '{name}': '{path}' cannot be read: {error.strerror}") from None
 
 
 class States:
@@ -280,8 +280,8 @@ class StateUpdate:
         others = [name for name in answered if name not in self._states.outputs]
         if others:
             raise Refusal(
-                "model '{}' has answered output '{}' for a request that it wants to execute again; only new states "
-                "may be answered then".format(self._states.model, others[0])
+                f"model '{self._states.model}' has answered output '{others[0]}' for a request that it wants to "
+                "execute again; only new states may be answered then"
             )
         self.keep(answered, placer, partly=True)
 
@@ -296,10 +296,9 @@ class StateUpdate:
             return
         kind, wanted = BY_NUMBER[datatype].config_name, BY_NUMBER[spec.datatype].config_name
         raise Refusal(
-            "model '{}' has answered output '{}', the new state of '{}', as {} {}, but its configuration says {} {}; "
-            "its sequence keeps the state that it had".format(
-                self._states.model, spec.output, spec.input, kind, list(shape), wanted, list(spec.dims)
-            )
+            f"model '{self._states.model}' has answered output '{spec.output}', the new state of '{spec.input}', as "
+            f"{kind} {list(shape)}, but its configuration says {wanted} {list(spec.dims)}; its sequence keeps the "
+            "state that it had"
         )
 
 

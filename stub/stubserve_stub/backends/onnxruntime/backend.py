@@ -54,7 +54,7 @@ class OnnxRuntimeBackend(NativeBackend):
         self._opened = None
         validate(config, contract)
         for remark in options.remarks:
-            self._log(codes.LOG_WARNING, "model '{}': {}".format(config["name"], remark))
+            self._log(codes.LOG_WARNING, f"model '{config['name']}': {remark}")
         for line in options.chosen:
             self._log(codes.LOG_VERBOSE, line)
         scalars: Dict[str, Sequence[int]] = {
@@ -83,7 +83,7 @@ class OnnxRuntimeBackend(NativeBackend):
             try:
                 contract = contract_of(session)
             except Refusal as refusal:
-                raise Refusal("unable to load '{}': {}".format(path, refusal)) from None
+                raise Refusal(f"unable to load '{path}': {refusal}") from None
             self._opened = (path, options, session, contract)
         _, _, session, contract = self._opened
         return session, contract, options

@@ -89,7 +89,7 @@ class Execution:
             raise
         except Exception as error:
             code, text = explain(error)
-            raise Refusal("onnx runtime error {}: {}".format(code, text)) from None
+            raise Refusal(f"onnx runtime error {code}: {text}") from None
 
     # Bound memory
 

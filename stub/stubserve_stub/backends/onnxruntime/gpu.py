@@ -65,7 +65,7 @@ def gpu_providers(
             settings = {**_tensorrt_settings(parameters, model), "device_id": str(device)}
             providers.append((_TENSORRT_PROVIDER, tuple(settings.items())))
         else:
-            raise Refusal("unknown Execution Accelerator '{}' is requested".format(name))
+            raise Refusal(f"unknown Execution Accelerator '{name}' is requested")
     cuda.update(_parameters_for_cuda(reader))
     providers.append((CUDA_PROVIDER, tuple({**cuda, "device_id": str(device)}.items())))
     for name, _ in providers:
@@ -78,10 +78,8 @@ def require_gpu(session: Any, instance: str) -> None:
     """Raises Refusal for a session that runs on the CPU, because a library of CUDA could not be loaded."""
     if CUDA_PROVIDER not in session.get_providers():
         raise Refusal(
-            "the CUDA provider of onnxruntime does not load for model instance '{}', most often because it needs "
-            "another version of CUDA or cuDNN: pip install 'onnxruntime-gpu[cuda,cudnn]' brings those that fit".format(
-                instance
-            )
+            f"the CUDA provider of onnxruntime does not load for model instance '{instance}', most often because it "
+            "needs another version of CUDA or cuDNN: pip install 'onnxruntime-gpu[cuda,cudnn]' brings those that fit"
         )
 
 
@@ -91,7 +89,7 @@ def _parameters_for_cuda(reader: Parameters) -> Dict[str, str]:
         if reader.text(name):
             number = reader.integer(name)
             if number >= len(choices):
-                raise Refusal("unsupported {} value '{}' is requested".format(name, number))
+                raise Refusal(f"unsupported {name} value '{number}' is requested")
             found[name] = choices[number]
     if reader.text(_LIMIT):
         found[_LIMIT] = str(reader.integer(_LIMIT))
@@ -107,7 +105,7 @@ def _tensorrt_settings(parameters: Mapping[str, str], model: str) -> Dict[str, s
     for name, value in parameters.items():
         if name == "precision_mode":
             if value not in _PRECISIONS:
-                raise Refusal("unsupported precision mode '{}' is requested".format(value))
+                raise Refusal(f"unsupported precision mode '{value}' is requested")
             if _PRECISIONS[value]:
                 found[_PRECISIONS[value]] = "True"
         elif name in _SWITCHES.split():
@@ -116,7 +114,7 @@ def _tensorrt_settings(parameters: Mapping[str, str], model: str) -> Dict[str, s
         elif name in _OTHERS.split():
             found[_RENAMED.get(name, name)] = value
         else:
-            raise Refusal("unknown parameter '{}' is provided for TensorRT Execution Accelerator".format(name))
+            raise Refusal(f"unknown parameter '{name}' is provided for TensorRT Execution Accelerator")
     return found
 
 
@@ -126,9 +124,7 @@ def _as_parameters(parameters: Mapping[str, str]) -> Dict[str, Dict[str, str]]:
 
 def _lacks(model: str, provider: str, available: Sequence[str]) -> str:
     return (
-        "model '{}' is to run on a GPU, and the onnxruntime of the environment {} has no {}, only {}: "
-        "pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime, or "
-        "`instance_group [ {{ kind: KIND_CPU }} ]` in config.pbtxt".format(
-            model, sys.prefix, provider, ", ".join(available)
-        )
+        f"model '{model}' is to run on a GPU, and the onnxruntime of the environment {sys.prefix} has no {provider}, "
+        f"only {', '.join(available)}: pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime, or "
+        "`instance_group [ { kind: KIND_CPU } ]` in config.pbtxt"
     )

@@ -68,9 +68,8 @@ def options_of(
     mode = reader.integer("execution_mode")
     if mode not in (0, 1):
         raise Refusal(
-            "parameter 'execution_mode' of model '{}' must be 0 (sequential) or 1 (parallel), got {}".format(
-                config.get("name", ""), mode
-            )
+            f"parameter 'execution_mode' of model '{config.get('name', '')}' must be 0 (sequential) or 1 (parallel), "
+            f"got {mode}"
         )
     if reader.setting_is_on(_GLOBAL_POOL):
         # One pool for all sessions of a process; here a process has one session.
@@ -80,9 +79,7 @@ def options_of(
     arena = reader.boolean(_ARENA)
     shrinkage = _shrinkage(reader.text(_SHRINKAGE), arena, config, remarks, device is not None)
     if reader.boolean(_SHARE):
-        remarks.append(
-            "parameter '{}' has no effect: each instance is a process with a session of its own".format(_SHARE)
-        )
+        remarks.append(f"parameter '{_SHARE}' has no effect: each instance is a process with a session of its own")
     on_gpu: Tuple[Provider, ...] = ()
     if device is None:
         remarks += _without_gpu(config, reader)
@@ -110,10 +107,10 @@ def options_of(
 def _chosen(reader: Parameters, model: str) -> Iterator[str]:
     device_allocator = reader.text(_DEVICE_ALLOCATOR)
     if device_allocator:
-        yield "Configuring '{}' to '{}' for '{}'".format(_DEVICE_ALLOCATOR, device_allocator, model)
+        yield f"Configuring '{_DEVICE_ALLOCATOR}' to '{device_allocator}' for '{model}'"
     for name in (_ARENA, _PATTERN, _SHRINKAGE):
         if reader.text(name):
-            yield "Configuring {} to {}".format(name, reader.text(name))
+            yield f"Configuring {name} to {reader.text(name)}"
 
 
 def _entries(reader: Parameters) -> Tuple[Tuple[str, str], ...]:
@@ -134,10 +131,10 @@ def _without_gpu(config: Mapping[str, Any], reader: Parameters) -> Iterator[str]
     """What to say of settings for GPUs on a CPU."""
     for name in PARAMETERS:
         if reader.text(name):
-            yield "parameter '{}' has no effect: it is for GPUs".format(name)
+            yield f"parameter '{name}' has no effect: it is for GPUs"
     for accelerator in _accelerators(config).get("gpu_execution_accelerator", []):
         name = accelerator.get("name", "")
-        yield "execution accelerator '{}' has no effect: it is for instances on GPUs".format(name)
+        yield f"execution accelerator '{name}' has no effect: it is for instances on GPUs"
 
 
 def _accelerators(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -150,11 +147,11 @@ def _cpu_providers(config: Mapping[str, Any], available: Sequence[str]) -> Tuple
     for accelerator in _accelerators(config).get("cpu_execution_accelerator", []):
         name = accelerator.get("name", "")
         if name != _OPENVINO:
-            raise Refusal("unknown Execution Accelerator '{}' is requested".format(name))
+            raise Refusal(f"unknown Execution Accelerator '{name}' is requested")
         if _OPENVINO_PROVIDER not in available:
             raise Refusal(
-                "execution accelerator 'openvino' of model '{}' needs the package onnxruntime-openvino in place of "
-                "onnxruntime; what is installed has {}".format(config.get("name", ""), ", ".join(available))
+                f"execution accelerator 'openvino' of model '{config.get('name', '')}' needs the package "
+                f"onnxruntime-openvino in place of onnxruntime; what is installed has {', '.join(available)}"
             )
         providers.append(_OPENVINO_PROVIDER)
     return tuple((name, ()) for name in (*providers, _CPU_PROVIDER))
@@ -167,17 +164,15 @@ def _shrinkage(value: str, arena: Optional[bool], config: Mapping[str, Any], rem
         device, colon, number = entry.partition(":")
         if device not in ("cpu", "gpu") or not colon or not number.isdecimal():
             raise Refusal(
-                "parameter '{}' of model '{}' must be a list like 'cpu:0;gpu:0', got '{}'".format(
-                    _SHRINKAGE, config.get("name", ""), value
-                )
+                f"parameter '{_SHRINKAGE}' of model '{config.get('name', '')}' must be a list like 'cpu:0;gpu:0', got "
+                f"'{value}'"
             )
         if device == "gpu" and not on_gpu:
-            remarks.append("'{}' in parameter '{}' has no effect: it is for GPUs".format(entry, _SHRINKAGE))
+            remarks.append(f"'{entry}' in parameter '{_SHRINKAGE}' has no effect: it is for GPUs")
         elif device == "cpu" and arena is False:
             raise Refusal(
-                "parameter '{}' of model '{}' names the arena '{}', but 'enable_mem_arena' is 0".format(
-                    _SHRINKAGE, config.get("name", ""), entry
-                )
+                f"parameter '{_SHRINKAGE}' of model '{config.get('name', '')}' names the arena '{entry}', but "
+                "'enable_mem_arena' is 0"
             )
         else:
             entries.append(entry)
@@ -207,7 +202,7 @@ def find_file(version_dir: str, filename: str) -> str:
 def open_session(onnxruntime: Any, path: str, instance: str, options: Options) -> Any:
     """Raises Refusal."""
     if not os.path.isfile(path):
-        raise Refusal("unable to find '{}' for model instance '{}'".format(path, instance))
+        raise Refusal(f"unable to find '{path}' for model instance '{instance}'")
     facts = onnx_file.read(path)
     if options.device is not None and hasattr(onnxruntime, "preload_dlls"):
         # CUDA and cuDNN that pip has installed
@@ -219,9 +214,8 @@ def open_session(onnxruntime: Any, path: str, instance: str, options: Options) -
     except Exception as error:
         code, text = explain(error)
         raise Refusal(
-            "unable to load '{}' for model instance '{}': onnx runtime error {}: {}{}".format(
-                path, instance, code, text, _advice(text, facts, onnxruntime.__version__)
-            )
+            f"unable to load '{path}' for model instance '{instance}': onnx runtime error {code}: "
+            f"{text}{_advice(text, facts, onnxruntime.__version__)}"
         ) from None
     if options.device is not None:
         require_gpu(session, instance)
@@ -273,13 +267,13 @@ def _session_options(onnxruntime: Any, options: Options) -> Any:
 def _advice(text: str, facts: onnx_file.OnnxFile, version: str) -> str:
     if any(sign in text for sign in _MISSING_OPERATOR):
         return (
-            ". onnxruntime {} has no such operator: if it is a custom one, `model_operations {{ op_library_filename: "
-            '"..." }}` in config.pbtxt names its library'.format(version)
+            f". onnxruntime {version} has no such operator: if it is a custom one, `model_operations {{ "
+            'op_library_filename: "..." }` in config.pbtxt names its library'
         )
     if any(sign in text for sign in _TOO_NEW):
-        opsets = ", ".join("{} {}".format(domain or "ai.onnx", number) for domain, number in facts.opsets.items())
+        opsets = ", ".join(f"{domain or 'ai.onnx'} {number}" for domain, number in facts.opsets.items())
         return (
-            ". The file has IR version {} and the operator set {}: it needs a newer onnxruntime than {}, or an export "
-            "to an older operator set".format(facts.ir_version, opsets, version)
+            f". The file has IR version {facts.ir_version} and the operator set {opsets}: it needs a newer "
+            f"onnxruntime than {version}, or an export to an older operator set"
         )
     return ""

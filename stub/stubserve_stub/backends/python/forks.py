@@ -84,8 +84,8 @@ class Forks:
 
     def _refuse(self, *_: Any) -> Any:
         raise TritonModelException(
-            "Model instance '{}' can do this only in its own process, not in one that it has forked; "
-            "such a process can make requests to other models.".format(self._instance)
+            f"Model instance '{self._instance}' can do this only in its own process, not in one that it has forked; "
+            "such a process can make requests to other models."
         )
 
     def _serve(self, forked: socket.socket) -> None:
@@ -114,8 +114,8 @@ class Forks:
                     pass
         if answer is None:
             raise TritonModelException(
-                "The request to model '{}' cannot be made or was lost: this process was forked by model instance '{}', "
-                "which has ended or had no file descriptor left.".format(target[0], self._instance)
+                f"The request to model '{target[0]}' cannot be made or was lost: this process was forked by model "
+                f"instance '{self._instance}', which has ended or had no file descriptor left."
             )
         refusal, wires = answer
         if refusal is not None:

@@ -72,9 +72,9 @@ class PyTorchBackend(NativeBackend):
         try:
             return loaders[kind]()
         except Refusal as refusal:
-            raise Refusal("unable to load model '{}': {}".format(name, refusal)) from None
+            raise Refusal(f"unable to load model '{name}': {refusal}") from None
         except Exception as error:
-            raise Refusal("failed to load model '{}': '{}': {}".format(name, path, explain(error))) from None
+            raise Refusal(f"failed to load model '{name}': '{path}': {explain(error)}") from None
 
     def _log(self, text: str) -> None:
-        self.host.log(codes.LOG_WARNING, "pytorch.py", 0, "model '{}': {}".format(self.config["name"], text))
+        self.host.log(codes.LOG_WARNING, "pytorch.py", 0, f"model '{self.config['name']}': {text}")

@@ -63,7 +63,7 @@ class Execution:
                 try:
                     value = self._program.call(*arguments)
                 except Exception as error:
-                    raise Refusal("PyTorch execute failure: {}".format(explain(error))) from None
+                    raise Refusal(f"PyTorch execute failure: {explain(error)}") from None
             return self._results(batch.outputs, value)
 
     def _arguments(self, inputs: Mapping[str, InputView]) -> Sequence[Any]:
@@ -92,15 +92,15 @@ class Execution:
         elif not isinstance(value, (tuple, list)):
             raise Refusal(
                 "PyTorch execute failure: output must be of type Tensor, List[str], or a Tuple, List or Dict of these, "
-                "received {}".format(type(value).__name__)
+                f"received {type(value).__name__}"
             )
         outputs = {}
         for name in names:
             position = self._outputs[name]
             if position >= len(value):
                 raise Refusal(
-                    "The output {} in the model configuration refers to an output index which doesn't exist. This "
-                    "model has {} outputs".format(name, len(value)),
+                    f"The output {name} in the model configuration refers to an output index which doesn't exist. This "
+                    f"model has {len(value)} outputs",
                     codes.INVALID_ARG,
                 )
             outputs[name] = self._output(name, value[position])
@@ -119,16 +119,14 @@ class Execution:
                 raise self._mistyped(name, BY_NUMBER[BYTES].config_name)
             return Output(name, BYTES, (len(value),), object_array([element.encode() for element in value]))
         raise Refusal(
-            "PyTorch execute failure: output '{}' must be of type Tensor or List[str], received {}".format(
-                name, type(value).__name__
-            )
+            f"PyTorch execute failure: output '{name}' must be of type Tensor or List[str], received "
+            f"{type(value).__name__}"
         )
 
     def _mistyped(self, name: str, provided: str) -> Refusal:
         return Refusal(
-            "configuration expects datatype {} for output '{}', model provides {}".format(
-                BY_NUMBER[self._types[name]].config_name, name, provided
-            ),
+            f"configuration expects datatype {BY_NUMBER[self._types[name]].config_name} for output '{name}', model "
+            f"provides {provided}",
             codes.INVALID_ARG,
         )
 
@@ -148,8 +146,8 @@ def explain(error: BaseException) -> str:
 def _by_key(name: str, value: Mapping[str, Any]) -> Any:
     if name not in value:
         raise Refusal(
-            "The output {} in the model configuration is no key of the dictionary that the model returns, which has "
-            "{}".format(name, ", ".join(map(str, value))),
+            f"The output {name} in the model configuration is no key of the dictionary that the model returns, which "
+            f"has {', '.join(map(str, value))}",
             codes.INVALID_ARG,
         )
     return value[name]

@@ -55,16 +55,16 @@ def kind_of(path: str) -> str:
         with open(path, "rb") as file:
             head = file.read(HEAD_BYTES)
     except OSError as error:
-        raise Refusal("'{}' cannot be read: {}".format(path, error.strerror)) from None
+        raise Refusal(f"'{path}' cannot be read: {error.strerror}") from None
     if not head:
-        raise Refusal("'{}' is no PyTorch model: it is empty".format(path))
+        raise Refusal(f"'{path}' is no PyTorch model: it is empty")
     if head.startswith(_PICKLE):
         return PICKLE
     if not head.startswith(_ZIP):
-        raise Refusal("'{}' is no PyTorch model: it is no archive{}".format(path, resemblance(head)))
+        raise Refusal(f"'{path}' is no PyTorch model: it is no archive{resemblance(head)}")
     kind = _kind_of_archive(_names(path))
     if not kind:
-        raise Refusal("'{}' is no PyTorch model: it is a zip archive of something else".format(path))
+        raise Refusal(f"'{path}' is no PyTorch model: it is a zip archive of something else")
     return kind
 
 
@@ -80,7 +80,7 @@ def cuda_devices(path: str) -> List[str]:
 
 def names_device(path: str, device: str) -> str:
     """The warning about a TorchScript file with code that names a GPU."""
-    return "'{}' names '{}' in its code: where it gets there, it fails on a CPU".format(path, device)
+    return f"'{path}' names '{device}' in its code: where it gets there, it fails on a CPU"
 
 
 def no_torchscript(path: str, kind: str) -> Refusal:
@@ -105,9 +105,7 @@ def _names(path: str) -> Set[str]:
             return set(archive.namelist())
     except (zipfile.BadZipFile, OSError, ValueError):
         raise Refusal(
-            "'{}' is no whole PyTorch model: it is damaged, or cut off after {} bytes".format(
-                path, os.path.getsize(path)
-            )
+            f"'{path}' is no whole PyTorch model: it is damaged, or cut off after {os.path.getsize(path)} bytes"
         ) from None
 
 

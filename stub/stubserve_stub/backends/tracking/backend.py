@@ -107,9 +107,8 @@ class TrackingBackend(NativeBackend):
         if not good.all():
             index = int(np.argmin(good))
             raise Refusal(
-                "input '{}' of model '{}': detection {} is {}, {}".format(
-                    name, self.config["name"], index, values[index].tolist(), why
-                ),
+                f"input '{name}' of model '{self.config['name']}': detection {index} is {values[index].tolist()}, "
+                f"{why}",
                 codes.INVALID_ARG,
             )
 

@@ -57,18 +57,18 @@ def validate(config: Mapping[str, Any]) -> None:
     _compare(config, "output", _OUTPUTS)
     for tensor in config["input"]:
         if tensor["name"] == BOXES and tensor.get("optional"):
-            raise Refusal("model '{}': input '{}' of the tracking backend cannot be optional".format(model, BOXES))
+            raise Refusal(f"model '{model}': input '{BOXES}' of the tracking backend cannot be optional")
     if all(tensor["name"] != BOXES for tensor in config["input"]):
-        raise Refusal("model '{}' must have the input '{}' of the tracking backend".format(model, BOXES))
+        raise Refusal(f"model '{model}' must have the input '{BOXES}' of the tracking backend")
     states = (config.get("sequence_batching") or {}).get("state") or []
     if [{name: _plain(state.get(name)) for name in _STATE} for state in states] != [_STATE]:
         raise Refusal(
-            "model '{}': the tracking backend needs sequence_batching with one state, which says input_name: \"{}\" "
-            'output_name: "{}" data_type: TYPE_UINT8 dims: [ -1 ]; a configuration without sequence_batching gets '
-            "it".format(model, STATE_INPUT, STATE_OUTPUT)
+            f"model '{model}': the tracking backend needs sequence_batching with one state, which says input_name: "
+            f'"{STATE_INPUT}" output_name: "{STATE_OUTPUT}" data_type: TYPE_UINT8 dims: [ -1 ]; a configuration '
+            "without sequence_batching gets it"
         )
     if config["sequence_batching"].get("iterative_sequence"):
-        raise Refusal("model '{}': the tracking backend has no use for iterative_sequence".format(model))
+        raise Refusal(f"model '{model}': the tracking backend has no use for iterative_sequence")
 
 
 def _compare(config: Mapping[str, Any], what: str, infos: Sequence[TensorInfo]) -> None:
@@ -78,9 +78,7 @@ def _compare(config: Mapping[str, Any], what: str, infos: Sequence[TensorInfo]) 
         name = tensor["name"]
         if name not in known:
             raise Refusal(
-                "model '{}': unexpected {} '{}', the tracking backend has {}".format(
-                    config["name"], what, name, ", ".join(known)
-                )
+                f"model '{config['name']}': unexpected {what} '{name}', the tracking backend has {', '.join(known)}"
             )
         info = known[name]
         compare(config, what, tensor, info._replace(dims=[-1, *info.dims]) if batches else info)

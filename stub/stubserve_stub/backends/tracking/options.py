@@ -55,9 +55,7 @@ def options_of(config: Mapping[str, Any]) -> Options:
         elif name in Options._fields:
             found[name] = _number(reader, name, 0.0, 1.0)
         elif name != name.upper():
-            raise Refusal(
-                "{} is none of the tracker's; these are {}".format(reader.called(name), ", ".join(Options._fields))
-            )
+            raise Refusal(f"{reader.called(name)} is none of the tracker's; these are {', '.join(Options._fields)}")
     return defaults._replace(**found)
 
 
@@ -65,7 +63,7 @@ def _whole(reader: Parameters, name: str, lowest: int) -> Any:
     text = reader.text(name)
     value = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if not lowest <= value <= _MOST:
-        raise Refusal("{} must be an integer from {} to {}, got '{}'".format(reader.called(name), lowest, _MOST, text))
+        raise Refusal(f"{reader.called(name)} must be an integer from {lowest} to {_MOST}, got '{text}'")
     return value
 
 
@@ -76,7 +74,5 @@ def _number(reader: Parameters, name: str, lowest: float, highest: float) -> Any
     except ValueError:
         value = math.nan
     if not lowest <= value <= highest:
-        raise Refusal(
-            "{} must be a number from {:g} to {:g}, got '{}'".format(reader.called(name), lowest, highest, text)
-        )
+        raise Refusal(f"{reader.called(name)} must be a number from {lowest:g} to {highest:g}, got '{text}'")
     return value

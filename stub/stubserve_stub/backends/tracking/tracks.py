@@ -76,15 +76,15 @@ class Tracks:
         """The tracks in bytes that `state` was made as. Raises Refusal for other bytes."""
         tracks = cls(options, assign)
         if len(state) < _HEAD.size:
-            raise Refusal("the state of the tracks has {} bytes, which is no header".format(len(state)))
+            raise Refusal(f"the state of the tracks has {len(state)} bytes, which is no header")
         version, rows, last = _HEAD.unpack(bytes(state[: _HEAD.size]))
         if version != VERSION:
             raise Refusal(
-                "the state of the tracks has version {}, and this server reads version {}; begin the sequence "
-                "anew with the START flag".format(version, VERSION)
+                f"the state of the tracks has version {version}, and this server reads version {VERSION}; begin the "
+                "sequence anew with the START flag"
             )
         if len(state) != _HEAD.size + rows * _BYTES_EACH:
-            raise Refusal("the state of {} tracks cannot have {} bytes".format(rows, len(state)))
+            raise Refusal(f"the state of {rows} tracks cannot have {len(state)} bytes")
         middle = _HEAD.size + rows * _FLOATS * 8
         tracks._last_identity = last
         # Copies, since the state is the sequence's own until the request has succeeded.

@@ -77,9 +77,7 @@ def options_of(config: Mapping[str, Any]) -> Options:
     for name in config.get("parameters", {}):
         # Those of the server are in capitals.
         if name.islower() and name not in NAMES:
-            raise Refusal(
-                "{} is none of the video backend, which has {}".format(given.called(name), ", ".join(sorted(NAMES)))
-            )
+            raise Refusal(f"{given.called(name)} is none of the video backend, which has {', '.join(sorted(NAMES))}")
     options = Options(
         rate=_decimal(given, "rate"),
         key_frames=bool(given.boolean("key_frames")),
@@ -105,14 +103,13 @@ def options_of(config: Mapping[str, Any]) -> Options:
     )
     for name in ("streams", "max_pixels", "stall_ms"):
         if not getattr(options, name.replace("_ms", "_s")):
-            raise Refusal("{} must be more than 0".format(given.called(name)))
+            raise Refusal(f"{given.called(name)} must be more than 0")
     if options.letterbox and not (options.width and options.height):
-        raise Refusal("{} needs 'width' and 'height' besides".format(given.called("letterbox")))
+        raise Refusal(f"{given.called('letterbox')} needs 'width' and 'height' besides")
     if options.width * options.height > options.max_pixels:
         raise Refusal(
-            "{}: a picture of {}x{} has more pixels than 'max_pixels' allows, which is {}".format(
-                given.called("width"), options.width, options.height, options.max_pixels
-            )
+            f"{given.called('width')}: a picture of {options.width}x{options.height} has more pixels than "
+            f"'max_pixels' allows, which is {options.max_pixels}"
         )
     return options
 
@@ -169,8 +166,8 @@ def validate(config: Mapping[str, Any]) -> None:
     """Raises Refusal for parameters, inputs and outputs that are not the backend's."""
     if config.get("max_batch_size"):
         raise Refusal(
-            "model '{}': the video backend answers each request by a stream of its own: max_batch_size must be 0, "
-            "got {}".format(config["name"], config["max_batch_size"])
+            f"model '{config['name']}': the video backend answers each request by a stream of its own: max_batch_size "
+            f"must be 0, got {config['max_batch_size']}"
         )
     options = options_of(config)
     known = {"input": inputs_of(), "output": outputs_of(options)}
@@ -182,9 +179,8 @@ def validate(config: Mapping[str, Any]) -> None:
                 if options.model and what == "output":
                     continue  # one of the other model's
                 raise Refusal(
-                    "model '{}': the video backend has no {} '{}', it has {}".format(
-                        config["name"], what, tensor["name"], ", ".join(infos)
-                    )
+                    f"model '{config['name']}': the video backend has no {what} '{tensor['name']}', it has "
+                    f"{', '.join(infos)}"
                 )
             compare(config, what, tensor, info)
 
@@ -204,7 +200,7 @@ def _decimal(given: Parameters, name: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < float("inf"):
-        raise Refusal("{} must be a number from 0 on, got '{}'".format(given.called(name), text))
+        raise Refusal(f"{given.called(name)} must be a number from 0 on, got '{text}'")
     return number
 
 
@@ -212,5 +208,5 @@ def _choice(given: Parameters, name: str) -> str:
     choices = _CHOICES[name]
     text = given.text(name) or choices[0]
     if text not in choices:
-        raise Refusal("{} must be {}, got '{}'".format(given.called(name), " or ".join(filter(None, choices)), text))
+        raise Refusal(f"{given.called(name)} must be {' or '.join(filter(None, choices))}, got '{text}'")
     return text

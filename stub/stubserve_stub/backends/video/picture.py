@@ -55,10 +55,8 @@ class Pictures:
             width, height = max(round(source_width * scale), 1), max(round(source_height * scale), 1)
             if width * height > self._options.max_pixels:
                 raise Refusal(
-                    "a frame of {}x{} would become a picture of {}x{}, which is more pixels than the {} of the "
-                    "parameter 'max_pixels'".format(
-                        source_width, source_height, width, height, self._options.max_pixels
-                    )
+                    f"a frame of {source_width}x{source_height} would become a picture of {width}x{height}, which is "
+                    f"more pixels than the {self._options.max_pixels} of the parameter 'max_pixels'"
                 )
             return width, height, 0, 0
         if not self._options.letterbox:

@@ -49,7 +49,7 @@ class Pipeline:
         for response in call.exec(decoupled=True):
             error = response.error()
             if error is not None:
-                raise Refusal("model '{}': {}".format(options.model, error.message()), int(error.code()))
+                raise Refusal(f"model '{options.model}': {error.message()}", int(error.code()))
             self._flags, self._answered_at = 0, time.monotonic()
             tensors = response.output_tensors()
             if tensors:

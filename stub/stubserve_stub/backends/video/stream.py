@@ -104,7 +104,7 @@ class Stream:
             if time.monotonic() + pause - last_at > self._options.reconnect_s:
                 text = "the source is lost, and has not come back within {:g} s: {}"
                 raise Refusal(text.format(self._options.reconnect_s, reason), codes.UNAVAILABLE)
-            self._tell("lost", "{}; it is opened again in {:g} s".format(reason, pause))
+            self._tell("lost", f"{reason}; it is opened again in {pause:g} s")
             if is_cancelled(self._sender, pause):
                 return
             pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -185,7 +185,7 @@ class Stream:
     def _end(self) -> None:
         if not self._counts.intact:
             raise Refusal("no frame of the source could be decoded", codes.INVALID_ARG)
-        self._tell("ended", "{} frames".format(self._counts.number + 1))
+        self._tell("ended", f"{self._counts.number + 1} frames")
 
     def _watch_packet(self) -> None:
         # Packets of which nothing can be decoded are none: perhaps the codec has changed.
@@ -197,4 +197,4 @@ class Stream:
         if self._sender.is_cancelled():
             raise Gone
         if time.monotonic() - self._progress_at > self._options.stall_s:
-            raise Refusal("there has been no frame for {:g} s".format(self._options.stall_s), codes.UNAVAILABLE)
+            raise Refusal(f"there has been no frame for {self._options.stall_s:g} s", codes.UNAVAILABLE)

@@ -44,7 +44,7 @@ class Web:
         """(the answer to a GET from byte `start` on, the address that redirects have led to)"""
         headers = {"User-Agent": "stubserve", "Accept-Encoding": "identity", "Connection": "close"}
         if start:
-            headers["Range"] = "bytes={}-".format(start)
+            headers["Range"] = f"bytes={start}-"
         # The user and password of the first address go to no other.
         authorization = _authorization(url)
         for _ in range(_MOST_REDIRECTS + 1):
@@ -53,12 +53,12 @@ class Web:
             if answer.status not in _REDIRECTS or not location:
                 if answer.status not in (200, 206):
                     answer.close()
-                    text = "the source answers with {} {}".format(answer.status, answer.reason)
+                    text = f"the source answers with {answer.status} {answer.reason}"
                     raise Refusal(text, _code(answer.status))
                 return answer, url
             answer.close()
             url, authorization = _joined(url, location), {}
-        raise Refusal("the source redirects more than {} times".format(_MOST_REDIRECTS), codes.INVALID_ARG)
+        raise Refusal(f"the source redirects more than {_MOST_REDIRECTS} times", codes.INVALID_ARG)
 
     def _get(self, url: str, headers: Any) -> http.client.HTTPResponse:
         parts = split(url, _PORTS)
@@ -70,7 +70,7 @@ class Web:
             connection.request("GET", target, headers=headers)
             return connection.getresponse()
         except http.client.HTTPException as error:
-            raise OSError("the source does not speak HTTP: {!r}".format(error)) from None
+            raise OSError(f"the source does not speak HTTP: {error!r}") from None
 
     def connect(self, host: str, port: int) -> socket.socket:
         return self._networks.connect(host, port, self._connect_s)
@@ -93,7 +93,7 @@ def split(url: str, schemes: Any) -> urllib.parse.SplitResult:
             return parts
     except ValueError:  # a port that is no number, half an IPv6 address
         pass
-    raise Refusal("a source leads to an address that is none of {}".format(", ".join(schemes)), codes.INVALID_ARG)
+    raise Refusal(f"a source leads to an address that is none of {', '.join(schemes)}", codes.INVALID_ARG)
 
 
 def _joined(base: str, location: str) -> str:
@@ -199,9 +199,9 @@ class WebFile:
         try:
             content: bytes = self._answer.read1(size)
         except http.client.HTTPException as error:
-            raise OSError("the source has broken off: {!r}".format(error)) from None
+            raise OSError(f"the source has broken off: {error!r}") from None
         if size and not content and self.size is not None and self._at < self.size:
-            raise OSError("the source has broken off after {} of {} bytes".format(self._at, self.size))
+            raise OSError(f"the source has broken off after {self._at} of {self.size} bytes")
         self._at += len(content)
         return content
 
