@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from stubserve_stub.wire import codes, strings
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire import strings
 from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import ArenaFull, bytes_at
 from stubserve_stub.wire.budget import NotGranted
-from stubserve_stub.wire.places import InArena
+from stubserve_stub.wire.layout import INLINE_BYTES
+from stubserve_stub.wire.places import InArena, Place
 from stubserve_stub.wire.stub_arena import StubArena
 
 if TYPE_CHECKING:
     # These import msgpack, which is missing where only the public module is wanted.
     from stubserve_stub.runtime.control import Control
+    from stubserve_stub.runtime.region_batch import RegionWriter
     from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 
@@ -40,12 +43,40 @@ def failed(message: str, code: int) -> WireResponse:
 
 def no_memory(full: ArenaFull) -> WireResponse:
     """The response instead of one with outputs that find no memory."""
-    return failed(str(full), codes.UNAVAILABLE)
+    return failed(str(full), full.code)
 
 
 def own_offsets(outputs: Sequence[WireTensor]) -> List[int]:
     """The offsets of those outputs that lie in memory of this stub's own."""
     return [place.offset for _, _, _, place in outputs if isinstance(place, InArena)]
+
+
+def response_of(
+    outputs: Iterable[Tuple[str, int, Sequence[int], Any]],
+    parameters: Optional[Dict[str, Any]],
+    placer: Any,
+    in_regions: Optional[RegionWriter] = None,
+) -> WireResponse:
+    """The response with these outputs: name, data type, shape, and a buffer or a list of strings.
+
+    `placer` places and frees memory; `in_regions` writes outputs into regions of the client. Where one of the two
+    refuses, the response is an error.
+    """
+    placed: List[WireTensor] = []
+    try:
+        for name, datatype, shape, buffer in outputs:
+            place: Optional[Place] = None
+            if type(buffer) is bytes and len(buffer) <= INLINE_BYTES:
+                place = buffer
+            elif in_regions is not None:
+                place = in_regions(name, buffer)
+            placed.append((name, datatype, shape, placer.place(buffer) if place is None else place))
+    except BaseException as error:
+        placer.free(own_offsets(placed))
+        if isinstance(error, (ArenaFull, Refusal)):
+            return failed(str(error), error.code)
+        raise
+    return (None, placed, parameters)
 
 
 # A stub asks for at least so much, and keeps so much unused, because it would have to ask again.

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from typing import Dict
 
+from stubserve_stub.wire import codes
+
 
 class ArenaFull(MemoryError):
     """There is no room; the text says why, and what to do. `nbytes` is what the limit lacks, 0 for other reasons."""
+
+    # Of a response that has this error
+    code = codes.UNAVAILABLE
 
     def __init__(self, text: str, nbytes: int = 0) -> None:
         self.nbytes = nbytes
