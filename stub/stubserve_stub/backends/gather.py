@@ -24,7 +24,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import numpy as np
 
 from stubserve_stub.api import bytes_tensor
-from stubserve_stub.backends.native import InputView, NativeRequest, NativeResponse, Output
+from stubserve_stub.backends.native import InputView, NativeOutput, NativeRequest, NativeResponse
 from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes, strings
@@ -46,7 +46,7 @@ class Gathered(NamedTuple):
     rows: int
 
 
-Compute = Callable[[Gathered], Dict[str, Output]]
+Compute = Callable[[Gathered], Dict[str, NativeOutput]]
 
 
 class Mistakes(Exception):
@@ -132,12 +132,12 @@ class Gatherer:
             outputs = list(dict.fromkeys(name for request in requests for name in request.outputs))
         return Gathered(inputs, outputs, len(requests), sum([request.rows for request in requests]))
 
-    def scatter(self, requests: Sequence[NativeRequest], outputs: Dict[str, Output]) -> List[NativeResponse]:
+    def scatter(self, requests: Sequence[NativeRequest], outputs: Dict[str, NativeOutput]) -> List[NativeResponse]:
         """The outputs of one run, divided among its requests. Raises Refusal if rows or elements are missing."""
         ragged = self._ragged
         rows = sum([request.rows for request in requests])
         # For each output: the part of each request
-        parts: Dict[str, Sequence[Output]] = {}
+        parts: Dict[str, Sequence[NativeOutput]] = {}
         for name, output in outputs.items():
             if ragged is not None and ragged.scatters(name):
                 parts[name] = _wired(ragged.parts(output, requests))
@@ -149,7 +149,7 @@ class Gatherer:
             NativeResponse([parts[name][index] for name in request.outputs]) for index, request in enumerate(requests)
         ]
 
-    def _rows(self, output: Output, requests: Sequence[NativeRequest], rows: int) -> Sequence[Output]:
+    def _rows(self, output: NativeOutput, requests: Sequence[NativeRequest], rows: int) -> Sequence[NativeOutput]:
         """An output's part for each request, by their rows. Raises Refusal if it has not the rows of the batch."""
         name, datatype, shape, memory = output
         if not shape or shape[0] != rows:
@@ -165,7 +165,7 @@ class Gatherer:
         start = 0
         for request in requests:
             end = start + request.rows
-            parts.append(Output(name, datatype, (request.rows, *behind), memory[start * size : end * size]))
+            parts.append(NativeOutput(name, datatype, (request.rows, *behind), memory[start * size : end * size]))
             start = end
         return parts
 
@@ -210,7 +210,7 @@ class Gatherer:
                 mistakes[index] = Refusal(f"input '{name}': {error}", codes.INVALID_ARG)
         return InputView(name, datatype, _joined_shape(views), bytes_tensor.object_array(texts))
 
-    def _misfit(self, requests: Sequence[NativeRequest], output: Output, rows: int) -> str:
+    def _misfit(self, requests: Sequence[NativeRequest], output: NativeOutput, rows: int) -> str:
         given = ", ".join(f"{view.name} {list(view.shape)}" for one in requests for view in one.inputs.values())
         return (
             f"output '{output.name}' of model '{self._model}' has shape {list(output.shape)}, but its first dimension "
@@ -240,7 +240,7 @@ def _joined_shape(views: Sequence[InputView]) -> Sequence[int]:
     return shape if len(views) == 1 else (sum([view.shape[0] for view in views]), *shape[1:])
 
 
-def _wired(parts: Sequence[Output]) -> Sequence[Output]:
+def _wired(parts: Sequence[NativeOutput]) -> Sequence[NativeOutput]:
     """Parts of an output in the form of the wire: BYTES with their lengths."""
     if not parts or parts[0].datatype != BYTES:
         return parts

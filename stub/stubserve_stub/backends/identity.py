@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from stubserve_stub.backends.base import InstanceSetup
 from stubserve_stub.backends.loading import dims_of, shape_text
-from stubserve_stub.backends.native import InputView, NativeBackend, NativeRequest, NativeResponse, Output
+from stubserve_stub.backends.native import InputView, NativeBackend, NativeOutput, NativeRequest, NativeResponse
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, nbytes_of
@@ -57,7 +57,7 @@ class IdentityBackend(NativeBackend):
                     text = f"failed to get input '{source}'"
                     return NativeResponse(error=text, code=codes.UNSUPPORTED)
                 given = self._zeros(name, request.rows)
-            outputs.append(Output(name, given.datatype, given.shape, given.memory))
+            outputs.append(NativeOutput(name, given.datatype, given.shape, given.memory))
         return NativeResponse(outputs, _EXAMPLES)
 
     def _zeros(self, output: str, rows: int) -> InputView:

@@ -30,6 +30,10 @@ class TensorInfo(NamedTuple):
         """The data type as configurations name it."""
         return BY_NUMBER[self.datatype].config_name
 
+    def described(self) -> Dict[str, Any]:
+        """The tensor as configurations have it."""
+        return {"name": self.name, "data_type": self.config_type, "dims": list(self.dims)}
+
 
 def compare(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], info: TensorInfo) -> None:
     """Whether one input or output (`what`) of a configuration is what `info` says. Raises Refusal."""

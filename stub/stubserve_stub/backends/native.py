@@ -54,7 +54,7 @@ class NativeRequest(NamedTuple):
     rows: int
 
 
-class Output(NamedTuple):
+class NativeOutput(NamedTuple):
     """An output. `memory` is any contiguous buffer with its bytes."""
 
     name: str
@@ -66,7 +66,7 @@ class Output(NamedTuple):
 class NativeResponse(NamedTuple):
     """The answer to a request: outputs, or an error with a `code` of `wire.codes`."""
 
-    outputs: Sequence[Output] = ()
+    outputs: Sequence[NativeOutput] = ()
     parameters: Optional[Dict[str, Any]] = None
     error: str = ""
     code: int = 0

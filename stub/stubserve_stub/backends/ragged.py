@@ -26,7 +26,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Op
 import numpy as np
 
 from stubserve_stub.backends.loading import dims_of
-from stubserve_stub.backends.native import InputView, NativeRequest, Output
+from stubserve_stub.backends.native import InputView, NativeOutput, NativeRequest
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, DataType, elements_of
@@ -96,7 +96,7 @@ class RaggedBatches:
         """Whether an output is divided by the shapes of an input, and not by rows."""
         return name in self._scattered
 
-    def parts(self, output: Output, requests: Sequence[NativeRequest]) -> List[Output]:
+    def parts(self, output: NativeOutput, requests: Sequence[NativeRequest]) -> List[NativeOutput]:
         """An output's part for each request. Raises Refusal if it has more or fewer elements than these parts."""
         source, dims = self._scattered[output.name]
         shapes = [self._filled(output.name, dims, source, self._shape(request, source)) for request in requests]

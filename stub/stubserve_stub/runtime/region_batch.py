@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from stubserve_stub.runtime.client_regions import ClientRegion, ClientRegions, Loan
+from stubserve_stub.runtime.client_regions import InputLoan, MappedRegion, MappedRegions
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import failed, own_offsets
 from stubserve_stub.runtime.region_window import RegionGone
@@ -42,7 +42,7 @@ class SlotInputs:
         self.failure = ""
         self._is_told = False
         # The inputs, weakly; and the windows through which they are seen
-        self.loans: "List[weakref.ref[Loan]]" = []
+        self.loans: "List[weakref.ref[InputLoan]]" = []
         self.windows: List[Any] = []
 
     def has_failed(self) -> bool:
@@ -76,14 +76,14 @@ class SlotInputs:
         for loan in self._alive():
             loan.window.detach()
 
-    def _alive(self) -> List[Loan]:
+    def _alive(self) -> List[InputLoan]:
         return [loan for loan in (reference() for reference in self.loans) if loan is not None]
 
 
 class RegionBatch:
     def __init__(
         self,
-        regions: ClientRegions,
+        regions: MappedRegions,
         number: int,
         requests: Sequence[Optional[WireRequest]],
         outputs: Sequence[RegionOutput],
@@ -175,7 +175,7 @@ class RegionBatch:
             memory = np.zeros(found.nbytes, np.uint8)
         return (name, datatype, shape, memory)
 
-    def _is_written(self, slot: int, region: ClientRegion, place: InRegion) -> bool:
+    def _is_written(self, slot: int, region: MappedRegion, place: InRegion) -> bool:
         """Whether an output of the same request goes to memory of an input."""
         for number, offset, nbytes in self._outputs.get(slot, {}).values():
             try:

@@ -110,8 +110,7 @@ def complete(config: Dict[str, Any], contract: Contract, default_batch_size: int
 
 
 def _described(info: TensorInfo, batches: bool) -> Dict[str, Any]:
-    described: Dict[str, Any] = {"name": info.name, "data_type": info.config_type}
-    described["dims"] = list(info.dims[1:] if batches else info.dims)
+    described = info._replace(dims=info.dims[1:] if batches else info.dims).described()
     if not described["dims"]:
         described["dims"] = [1]
         if batches:
@@ -131,22 +130,21 @@ def validate(config: Mapping[str, Any], contract: Contract) -> None:
             f"{len(contract.inputs)}: {_names(contract.inputs)}"
         )
     allowed = {**contract.inputs, **contract.initializers}
-    for tensor in config["input"]:
+    for tensor in [*config["input"], *added]:
         if tensor.get("optional") and config.get("max_batch_size"):
             raise Refusal(
                 f"unable to load model '{model}', optional input '{tensor['name']}' is not supported for models that "
                 "support batching"
             )
         _check(config, "input", tensor, allowed)
-    for tensor in added:
-        _check(config, "input", tensor, allowed)
     for name, tensor in made:
-        info = _find(name, "input", contract.inputs)
-        compare_type(config, "batch input", name, tensor["data_type"], info)
+        compare_type(config, "batch input", name, tensor["data_type"], _find(name, "input", contract.inputs))
     for tensor in config["output"]:
         _check(config, "output", tensor, contract.outputs)
     for tensor in added_outputs(config):
-        _check_state(config, tensor, contract.outputs)
+        # Only the type: the shape of a state is known when the model runs.
+        name = tensor["name"]
+        compare_type(config, "state", name, tensor["data_type"], _find(name, "output", contract.outputs))
 
 
 def _check(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], allowed: Dict[str, TensorInfo]) -> None:
@@ -158,12 +156,6 @@ def _check(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], allo
     compare(config, what, tensor, info)
 
 
-def _check_state(config: Mapping[str, Any], tensor: Mapping[str, Any], allowed: Dict[str, TensorInfo]) -> None:
-    """Compares only the type of a state, because its shape is known only when the model runs."""
-    info = _find(tensor["name"], "output", allowed)
-    compare_type(config, "state", tensor["name"], tensor["data_type"], info)
-
-
 def _find(name: str, what: str, allowed: Dict[str, TensorInfo]) -> TensorInfo:
     info = allowed.get(name)
     if info is None:
@@ -172,5 +164,4 @@ def _find(name: str, what: str, allowed: Dict[str, TensorInfo]) -> TensorInfo:
 
 
 def _names(tensors: Mapping[str, Any]) -> str:
-    names: List[str] = sorted(tensors)
-    return ", ".join(names)
+    return ", ".join(sorted(tensors))

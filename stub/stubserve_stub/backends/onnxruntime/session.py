@@ -33,7 +33,7 @@ _CPU_PROVIDER = "CPUExecutionProvider"
 _OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
 
 
-class Options(NamedTuple):
+class OnnxOptions(NamedTuple):
     """The options of a session. 0 threads, and None, leave the choice to onnxruntime.
 
     `entries` are onnxruntime's own settings by name; `shrinkage` is for each run. Lines for the log are `remarks`,
@@ -57,7 +57,7 @@ class Options(NamedTuple):
 
 def options_of(
     config: Mapping[str, Any], settings: Mapping[str, str], available: Sequence[str], device: Optional[int] = None
-) -> Options:
+) -> OnnxOptions:
     """The options of a configuration (the server's JSON) under the server's settings for the backend.
 
     `available` are onnxruntime's providers; `device` is a GPU's number, None for a CPU. Raises Refusal for invalid
@@ -87,7 +87,7 @@ def options_of(
         on_gpu = gpu_providers(config, reader, available, device)
     optimization = config.get("optimization", {})
     libraries = config.get("model_operations", {}).get("op_library_filename", [])
-    return Options(
+    return OnnxOptions(
         _LEVELS.get(int(optimization.get("graph", {}).get("level", 0)), "ORT_ENABLE_ALL"),
         mode == 1,
         intra,
@@ -199,7 +199,7 @@ def find_file(version_dir: str, filename: str) -> str:
     return path
 
 
-def open_session(onnxruntime: Any, path: str, instance: str, options: Options) -> Any:
+def open_session(onnxruntime: Any, path: str, instance: str, options: OnnxOptions) -> Any:
     """Raises Refusal."""
     if not os.path.isfile(path):
         raise Refusal(f"unable to find '{path}' for model instance '{instance}'")
@@ -232,7 +232,7 @@ def explain(error: BaseException) -> Tuple[str, str]:
     return codes[-1] if codes else "1", _ERROR.sub("", text) or type(error).__name__
 
 
-def run_options(onnxruntime: Any, options: Options) -> Any:
+def run_options(onnxruntime: Any, options: OnnxOptions) -> Any:
     """Options for each run, None for none: newer versions of the package take 35 µs to look at some."""
     if not options.shrinkage:
         return None
@@ -242,7 +242,7 @@ def run_options(onnxruntime: Any, options: Options) -> Any:
     return made
 
 
-def _session_options(onnxruntime: Any, options: Options) -> Any:
+def _session_options(onnxruntime: Any, options: OnnxOptions) -> Any:
     made = onnxruntime.SessionOptions()
     # Failures are raised. Printed as well, they would only fill the log.
     made.log_severity_level = _FATAL

@@ -34,7 +34,7 @@ _SAID = (
 )
 
 
-class Options(NamedTuple):
+class TorchOptions(NamedTuple):
     """How a model runs. None, and 0 threads, leave the choice to torch.
 
     `compile` are the arguments of torch.compile; None: do not compile. For the log: `remarks` about what has no effect,
@@ -53,13 +53,13 @@ class Options(NamedTuple):
     chosen: Tuple[str, ...]
 
 
-def options_of(config: Mapping[str, Any]) -> Options:
+def options_of(config: Mapping[str, Any]) -> TorchOptions:
     """The options of a configuration (the server's JSON). Raises Refusal for invalid values."""
     reader = Parameters("pytorch", config, {})
     if reader.text(_INIT_LIBRARY):
         raise Refusal(f"{reader.called(_INIT_LIBRARY)} has a compiled library, which stubserve does not load")
     remarks = [f"parameter '{name}' has no effect: {why}" for name, why in _IDLE.items() if reader.boolean(name)]
-    return Options(
+    return TorchOptions(
         reader.boolean("INFERENCE_MODE") is not False,
         not reader.boolean("DISABLE_OPTIMIZED_EXECUTION"),
         reader.boolean("ENABLE_JIT_EXECUTOR"),
@@ -101,7 +101,7 @@ def _compile_arguments(reader: Parameters) -> Optional[Dict[str, Any]]:
     return arguments
 
 
-def switch(torch: Any, options: Options) -> List[str]:
+def switch(torch: Any, options: TorchOptions) -> List[str]:
     """Makes the settings that torch has once in a process, before anything runs: threads, execution of TorchScript.
 
     Returns lines for the log, about switches that this version of torch does not have.

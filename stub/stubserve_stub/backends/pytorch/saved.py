@@ -22,7 +22,7 @@ import sys
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from stubserve_stub.backends.loading import TensorInfo, import_package
-from stubserve_stub.backends.pytorch.options import Options
+from stubserve_stub.backends.pytorch.options import TorchOptions
 from stubserve_stub.backends.pytorch.program import Argument, Tensors, TorchProgram
 from stubserve_stub.runtime.failure import Refusal
 
@@ -213,7 +213,7 @@ def _on_audit(event: str, arguments: Tuple[Any, ...]) -> None:
 WEIGHTS = ".pt"
 
 
-def load_module(torch: Any, path: str, model: str, options: Options, log: Callable[[str], None]) -> TorchProgram:
+def load_module(torch: Any, path: str, model: str, options: TorchOptions, log: Callable[[str], None]) -> TorchProgram:
     """Raises Refusal, and whatever the file's code raises."""
     kind = _class_of(torch, _import(path, model), path, log)
     module = kind()

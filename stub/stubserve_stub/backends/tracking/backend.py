@@ -15,9 +15,9 @@ import numpy as np
 
 from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.loading import import_package, refuse_gpu
-from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse, Output
+from stubserve_stub.backends.native import NativeBackend, NativeOutput, NativeRequest, NativeResponse
 from stubserve_stub.backends.tracking import contract
-from stubserve_stub.backends.tracking.options import Options, options_of
+from stubserve_stub.backends.tracking.options import TrackerOptions, options_of
 from stubserve_stub.backends.tracking.tracks import Tracks
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -28,7 +28,7 @@ class TrackingBackend(NativeBackend):
     serves_after_completion = True
     writes_inputs = False
     gets_states = True
-    _options: Options
+    _options: TrackerOptions
 
     def model_initialize(self, model: ModelFiles) -> None:
         import_package("scipy", "tracking")
@@ -54,7 +54,7 @@ class TrackingBackend(NativeBackend):
                 responses.append(NativeResponse(error=str(refusal), code=refusal.code))
         return responses
 
-    def _outputs(self, request: NativeRequest) -> Sequence[Output]:
+    def _outputs(self, request: NativeRequest) -> Sequence[NativeOutput]:
         """Raises Refusal for detections that make no sense."""
         boxes = self._boxes(request)
         scores = self._column(request, contract.SCORES, np.ones(len(boxes), np.float32))
@@ -112,6 +112,6 @@ class TrackingBackend(NativeBackend):
                 codes.INVALID_ARG,
             )
 
-    def _output(self, name: str, array: Any) -> Output:
+    def _output(self, name: str, array: Any) -> NativeOutput:
         shape = [1, *array.shape] if self._batches else list(array.shape)
-        return Output(name, contract.DATATYPES[name], shape, np.ascontiguousarray(array))
+        return NativeOutput(name, contract.DATATYPES[name], shape, np.ascontiguousarray(array))

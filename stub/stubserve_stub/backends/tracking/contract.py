@@ -36,18 +36,14 @@ _SEQUENCES = {"oldest": {"max_candidate_sequences": 1024}, "max_sequence_idle_mi
 def complete(config: Dict[str, Any]) -> None:
     """Completes `config` (the server's JSON) in place."""
     if not config.get("input"):
-        config["input"] = [{**_described(info), "optional": info.name != BOXES} for info in _INPUTS]
+        config["input"] = [{**info.described(), "optional": info.name != BOXES} for info in _INPUTS]
     if not config.get("output"):
-        config["output"] = [_described(info) for info in _OUTPUTS]
+        config["output"] = [info.described() for info in _OUTPUTS]
     if not config.get("dynamic_batching") and not config.get("sequence_batching"):
         config["sequence_batching"] = dict(_SEQUENCES)
     sequences = config.get("sequence_batching")
     if sequences is not None and not sequences.get("state"):
         sequences["state"] = [dict(_STATE)]
-
-
-def _described(info: TensorInfo) -> Dict[str, Any]:
-    return {"name": info.name, "data_type": info.config_type, "dims": list(info.dims)}
 
 
 def validate(config: Mapping[str, Any]) -> None:

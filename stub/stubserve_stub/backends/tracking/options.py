@@ -16,7 +16,7 @@ from stubserve_stub.runtime.failure import Refusal
 _MOST = 100_000
 
 
-class Options(NamedTuple):
+class TrackerOptions(NamedTuple):
     """`most_missed` is for how many frames a track may be lost."""
 
     track_activation_threshold: float = 0.7
@@ -39,24 +39,24 @@ class Options(NamedTuple):
 _FROM = {"minimum_consecutive_frames": 1, "lost_track_buffer": 0, "most_tracks": 1, "most_detections": 1}
 
 
-def options_of(config: Mapping[str, Any]) -> Options:
+def options_of(config: Mapping[str, Any]) -> TrackerOptions:
     """The options of a configuration (the server's JSON). Raises Refusal for an invalid value.
 
     Parameters in capitals are the server's own. Others that the tracker does not have are mistakes.
     """
     reader = Parameters("tracking", config, {})
-    defaults = Options()
     found = {}
     for name in config.get("parameters", {}):
         if name in _FROM:
             found[name] = _whole(reader, name, _FROM[name])
         elif name == "frame_rate":
             found[name] = _number(reader, name, 0.001, _MOST)
-        elif name in Options._fields:
+        elif name in TrackerOptions._fields:
             found[name] = _number(reader, name, 0.0, 1.0)
         elif name != name.upper():
-            raise Refusal(f"{reader.called(name)} is none of the tracker's; these are {', '.join(Options._fields)}")
-    return defaults._replace(**found)
+            names = ", ".join(TrackerOptions._fields)
+            raise Refusal(f"{reader.called(name)} is none of the tracker's; these are {names}")
+    return TrackerOptions(**found)
 
 
 def _whole(reader: Parameters, name: str, lowest: int) -> Any:

@@ -26,7 +26,7 @@ from typing import Any, Callable, NamedTuple, Tuple
 
 import numpy as np
 
-from stubserve_stub.backends.tracking.options import Options
+from stubserve_stub.backends.tracking.options import TrackerOptions
 from stubserve_stub.runtime.failure import Refusal
 
 # scipy.optimize.linear_sum_assignment
@@ -64,7 +64,7 @@ class Seen(NamedTuple):
 class Tracks:
     """The tracks of one camera. `assign` solves the assignment problem, as scipy's function does."""
 
-    def __init__(self, options: Options, assign: Assign) -> None:
+    def __init__(self, options: TrackerOptions, assign: Assign) -> None:
         self._options = options
         self._assign = assign
         self._last_identity = 0
@@ -72,7 +72,7 @@ class Tracks:
         self._numbers: Any = np.empty((0, _NUMBERS), np.int64)
 
     @classmethod
-    def read(cls, options: Options, assign: Assign, state: Any) -> "Tracks":
+    def read(cls, options: TrackerOptions, assign: Assign, state: Any) -> "Tracks":
         """The tracks in bytes that `state` was made as. Raises Refusal for other bytes."""
         tracks = cls(options, assign)
         if len(state) < _HEAD.size:

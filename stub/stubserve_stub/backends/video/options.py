@@ -39,7 +39,7 @@ _OTHERS = ("key_frames", "width", "height", "letterbox", "threads", "files", "mo
 NAMES = frozenset((*_DEFAULTS, *_CHOICES, *_OTHERS))
 
 
-class Options(NamedTuple):
+class VideoOptions(NamedTuple):
     """The parameters of one model. 0 stands for no limit, and for the source's own size."""
 
     # Frames a second, all for 0; the least share of a picture that has to have changed, in percent
@@ -71,14 +71,14 @@ class Options(NamedTuple):
     model_batched: bool
 
 
-def options_of(config: Mapping[str, Any]) -> Options:
+def options_of(config: Mapping[str, Any]) -> VideoOptions:
     """Raises Refusal for parameters that mean nothing."""
     given = Parameters("video", config, {})
     for name in config.get("parameters", {}):
         # Those of the server are in capitals.
         if name.islower() and name not in NAMES:
             raise Refusal(f"{given.called(name)} is none of the video backend, which has {', '.join(sorted(NAMES))}")
-    options = Options(
+    options = VideoOptions(
         rate=_decimal(given, "rate"),
         key_frames=bool(given.boolean("key_frames")),
         motion=_decimal(given, "motion"),
@@ -114,7 +114,7 @@ def options_of(config: Mapping[str, Any]) -> Options:
     return options
 
 
-def threads_of(options: Options, environ: Mapping[str, str]) -> int:
+def threads_of(options: VideoOptions, environ: Mapping[str, str]) -> int:
     """The threads of each decoder: those of the configuration, or an equal part of the instance's cores."""
     if options.threads:
         return options.threads
@@ -123,14 +123,10 @@ def threads_of(options: Options, environ: Mapping[str, str]) -> int:
     return max(cores // options.streams, 1)
 
 
-def inputs_of() -> List[Dict[str, Any]]:
-    return [
-        {"name": SOURCE, "data_type": "TYPE_STRING", "dims": [1], "optional": True},
-        {"name": VIDEO, "data_type": "TYPE_UINT8", "dims": [-1], "optional": True},
-    ]
+_INPUTS = [TensorInfo(SOURCE, BY_NAME["BYTES"].number, [1]), TensorInfo(VIDEO, BY_NAME["UINT8"].number, [-1])]
 
 
-def outputs_of(options: Options) -> List[Dict[str, Any]]:
+def _outputs_of(options: VideoOptions) -> List[TensorInfo]:
     height, width = options.height or -1, options.width or -1
     kinds = {
         FRAME: (options.type, [3, height, width] if options.layout == "NCHW" else [height, width, 3]),
@@ -141,10 +137,7 @@ def outputs_of(options: Options) -> List[Dict[str, Any]]:
         FIT: ("FP32", [4]),
         EVENT: ("BYTES", [2]),
     }
-    return [
-        {"name": name, "data_type": BY_NAME[datatype].config_name, "dims": dims}
-        for name, (datatype, dims) in kinds.items()
-    ]
+    return [TensorInfo(name, BY_NAME[datatype].number, dims) for name, (datatype, dims) in kinds.items()]
 
 
 def complete(config: Dict[str, Any]) -> None:
@@ -153,12 +146,15 @@ def complete(config: Dict[str, Any]) -> None:
     Where frames go to another model, the configuration has that model's outputs, and ours are added.
     """
     options = options_of(config)
-    config["input"] = config.get("input") or inputs_of()
+    config["input"] = config.get("input") or [{**info.described(), "optional": True} for info in _INPUTS]
     outputs = config.get("output") or []
-    named = {output["name"] for output in outputs}
+    missing = _outputs_of(options)
     if options.model:
-        outputs += [output for output in outputs_of(options) if output["name"] not in {FRAME, *named}]
-    config["output"] = outputs or outputs_of(options)
+        named = {FRAME, *(output["name"] for output in outputs)}
+        missing = [info for info in missing if info.name not in named]
+    if options.model or not outputs:
+        outputs = [*outputs, *(info.described() for info in missing)]
+    config["output"] = outputs
     config.setdefault("model_transaction_policy", {}).setdefault("decoupled", True)
 
 
@@ -170,9 +166,8 @@ def validate(config: Mapping[str, Any]) -> None:
             f"must be 0, got {config['max_batch_size']}"
         )
     options = options_of(config)
-    known = {"input": inputs_of(), "output": outputs_of(options)}
-    for what, tensors in known.items():
-        infos = {one["name"]: TensorInfo(one["name"], _number_of(one["data_type"]), one["dims"]) for one in tensors}
+    for what, known in (("input", _INPUTS), ("output", _outputs_of(options))):
+        infos = {info.name: info for info in known}
         for tensor in config.get(what, ()):
             info = infos.get(tensor["name"])
             if info is None:
@@ -183,10 +178,6 @@ def validate(config: Mapping[str, Any]) -> None:
                     f"{', '.join(infos)}"
                 )
             compare(config, what, tensor, info)
-
-
-def _number_of(config_name: str) -> int:
-    return next(kind.number for kind in BY_NAME.values() if kind.config_name == config_name)
 
 
 def _number(given: Parameters, name: str) -> int:

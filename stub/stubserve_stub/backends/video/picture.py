@@ -7,7 +7,7 @@ from typing import Any, Optional, Tuple
 import numpy as np
 
 from stubserve_stub.backends.loading import import_package
-from stubserve_stub.backends.video.options import Options
+from stubserve_stub.backends.video.options import VideoOptions
 from stubserve_stub.runtime.failure import Refusal
 
 # The colour of the bars beside a letterboxed picture: what detectors are trained with
@@ -20,7 +20,7 @@ _CHANGED = 15
 class Pictures:
     """Makes the tensors of one stream."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: VideoOptions) -> None:
         self._options = options
         # Each keeps the tables of one kind of picture.
         reformatter = import_package("av.video.reformatter", "video").VideoReformatter

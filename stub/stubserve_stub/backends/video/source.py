@@ -17,7 +17,7 @@ import urllib.parse
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Union
 
 from stubserve_stub.backends.loading import import_package
-from stubserve_stub.backends.video.options import Options
+from stubserve_stub.backends.video.options import VideoOptions
 from stubserve_stub.backends.video.web import Web, WebFile, split
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -83,7 +83,7 @@ class Counts:
 class Sources:
     """Opens the source of one stream, again and again if need be. `watch` raises what is to end all waiting."""
 
-    def __init__(self, options: Options, files: str, threads: int, watch: Callable[[], None]) -> None:
+    def __init__(self, options: VideoOptions, files: str, threads: int, watch: Callable[[], None]) -> None:
         self._options = options
         self._files = files
         self._threads = threads
@@ -91,7 +91,7 @@ class Sources:
         self._av = import_package("av", "video")
         self._refusal: Optional[Refusal] = None
 
-    def open(self, given: Given) -> "Source":
+    def open(self, given: Given) -> "VideoSource":
         """Raises Refusal for what may not be opened, is no video, or fails."""
         scheme = _scheme_of(given) if isinstance(given, str) else ""
         options = {**_LIMITS, "max_pixels": str(self._options.max_pixels)}
@@ -115,7 +115,7 @@ class Sources:
             size = getattr(file, "size", None)
             endless = container.duration is None and (container.format.name == "hls" or size is None)
             live = scheme == "rtsp" or (scheme in ("http", "https") and endless)
-            return Source(container, self._prepared(container, live), live, self._refusing, stack.pop_all().close)
+            return VideoSource(container, self._prepared(container, live), live, self._refusing, stack.pop_all().close)
 
     def _part(self, url: str, flags: int, options: Any) -> WebFile:
         """Called by FFmpeg for what a source names."""
@@ -183,7 +183,7 @@ class Sources:
             raise Refusal(f"the source cannot be read: {failure.strerror or failure}", codes.UNAVAILABLE) from None
 
 
-class Source:
+class VideoSource:
     """An open source. It is `live` if it goes on without its reader, has no end of its own, and may come back."""
 
     def __init__(self, container: Any, stream: Any, live: bool, refusing: Any, close: Callable[[], None]) -> None:

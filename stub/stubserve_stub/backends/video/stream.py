@@ -30,7 +30,7 @@ from stubserve_stub.backends.video.options import (
     OUTPUTS,
     RECEIVED,
     TIME,
-    Options,
+    VideoOptions,
 )
 from stubserve_stub.backends.video.picking import Ages, Rate
 from stubserve_stub.backends.video.picture import Pictures
@@ -53,12 +53,12 @@ class Failed(Exception):
         self.refusal = refusal
 
 
-class Stream:
+class VideoStream:
     """The stream of a request; `files` is the folder of sources, empty for none."""
 
     def __init__(
         self,
-        options: Options,
+        options: VideoOptions,
         files: str,
         threads: int,
         request: InferenceRequest,
