@@ -59,7 +59,11 @@ class MainLoop:
             return
         if serves:
             self._serve()
-            self._finalize()
+            self._channel.set_health(FINALIZING)
+            try:
+                self._backend.instance_finalize()
+            except BaseException as error:
+                self._host.log(codes.LOG_INFO, __file__, 0, for_log(error))
 
     # Loading
 
@@ -207,13 +211,3 @@ class MainLoop:
         except BaseException as error:
             ready, reason = False, describe(error)
         self._control.send("readiness", ready=ready, reason=reason)
-
-    # The end
-
-    def _finalize(self) -> None:
-        self._channel.set_health(FINALIZING)
-        for finalize in (self._backend.instance_finalize, self._backend.model_finalize, self._backend.finalize):
-            try:
-                finalize()
-            except BaseException as error:
-                self._host.log(codes.LOG_INFO, __file__, 0, for_log(error))
