@@ -1,13 +1,12 @@
 """A whole batch as one array, and back: `execute` gets a list of requests, and most models want an array.
 
-The rows of a batch are those of its requests, in order. The array of a single request is its own memory. The array of
-several is a copy, except where their inputs lie next to each other: then it is a view of that memory, and keeps it
-alive. Small inputs (COPIED_BYTES) are always copied.
+The rows of a batch are those of its requests, in order. The array of a single request is its own memory, that of
+several is a copy.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Array, Tensor
-from stubserve_stub.wire.layout import INLINE_BYTES
 
 
 def stack(requests: Sequence[InferenceRequest], name: str, pad: Any = None) -> Array:
@@ -50,8 +48,7 @@ def stack(requests: Sequence[InferenceRequest], name: str, pad: Any = None) -> A
         return first
     if any(array.shape[1:] != first.shape[1:] for array in arrays):
         return _padded(arrays, pad)
-    joined = _adjacent(arrays)
-    return np.concatenate(arrays) if joined is None else joined
+    return np.concatenate(arrays)
 
 
 def unstack(requests: Sequence[InferenceRequest], outputs: Mapping[str, Array]) -> List[InferenceResponse]:
@@ -133,31 +130,3 @@ def _padded(arrays: List[Array], pad: Any) -> Array:
         joined[(slice(start, start + len(array)), *(slice(size) for size in array.shape[1:]))] = array
         start += len(array)
     return joined
-
-
-class _Span:
-    """Memory of several arrays that lie next to each other; keeps them alive."""
-
-    __slots__ = ("__array_interface__", "_arrays")
-
-    def __init__(self, arrays: List[Array], interface: Dict[str, Any]) -> None:
-        self._arrays = arrays
-        self.__array_interface__ = interface
-
-
-def _adjacent(arrays: List[Array]) -> Optional[Array]:
-    """The arrays as one view if each begins where the one before it ends, else None."""
-    first = arrays[0]
-    if first.nbytes <= INLINE_BYTES or first.dtype == np.object_:
-        return None
-    interface = first.__array_interface__
-    end: int = interface["data"][0]
-    for array in arrays:
-        address, read_only = array.__array_interface__["data"]
-        if address != end or read_only or not array.flags.c_contiguous:
-            return None
-        end += array.nbytes
-    shape: Tuple[int, ...] = (sum(len(array) for array in arrays), *first.shape[1:])
-    return np.asarray(
-        _Span(arrays, {"version": 3, "shape": shape, "typestr": interface["typestr"], "data": interface["data"]})
-    )
