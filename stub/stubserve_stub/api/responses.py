@@ -9,13 +9,12 @@ from stubserve_stub.api.arguments import as_list, incompatible
 from stubserve_stub.api.exceptions import TritonError, TritonModelException
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.outputs import failed, response_of
+from stubserve_stub.runtime.outputs import RegionWriter, failed, response_of
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull
 
 if TYPE_CHECKING:
     # These import msgpack, which is missing where only the public module is wanted.
-    from stubserve_stub.runtime.region_batch import RegionWriter
     from stubserve_stub.runtime.states import StateUpdate
     from stubserve_stub.wire.messages import WireResponse
 

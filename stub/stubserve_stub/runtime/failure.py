@@ -132,10 +132,6 @@ def _leave_out_stub(shown: "Optional[traceback.TracebackException]", seen: Set[i
     if shown is None or id(shown) in seen:
         return
     seen.add(id(shown))
-    shown.stack[:] = [frame for frame in shown.stack if not _is_ours(frame.filename)]
+    shown.stack[:] = [frame for frame in shown.stack if not frame.filename.startswith((_FOLDER, "<frozen importlib"))]
     for other in (shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())):
         _leave_out_stub(other, seen)
-
-
-def _is_ours(file: str) -> bool:
-    return file.startswith((_FOLDER, "<frozen importlib"))

@@ -14,14 +14,17 @@ from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import ArenaFull, bytes_at
 from stubserve_stub.wire.budget import NotGranted
 from stubserve_stub.wire.layout import INLINE_BYTES
-from stubserve_stub.wire.places import InArena, Place
+from stubserve_stub.wire.places import InArena, InRegion, Place
 from stubserve_stub.wire.stub_arena import StubArena
 
 if TYPE_CHECKING:
     # These import msgpack, which is missing where only the public module is wanted.
     from stubserve_stub.runtime.control import Control
-    from stubserve_stub.runtime.region_batch import RegionWriter
     from stubserve_stub.wire.messages import WireResponse, WireTensor
+
+# Writes an output, given by name and buffer, and returns its place; None where its client names no region for it, and
+# for a small one, which the server writes. Raises Refusal if there is no room.
+RegionWriter = Callable[[str, Any], Optional[InRegion]]
 
 
 class InMessages:

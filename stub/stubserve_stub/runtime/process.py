@@ -127,13 +127,8 @@ def _flush() -> None:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class _Before(threading.local):
-    """For each thread: the signals that it held back before it forked."""
-
-    mask: Any = ()
-
-
-_before = _Before()
+# Of each thread: the signals that it held back before it forked
+_before = threading.local()
 
 
 def _leave_signals_to_the_server() -> None:

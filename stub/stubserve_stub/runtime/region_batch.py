@@ -18,16 +18,12 @@ import numpy as np
 
 from stubserve_stub.runtime.client_regions import InputLoan, MappedRegion, MappedRegions
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.outputs import failed, own_offsets
+from stubserve_stub.runtime.outputs import RegionWriter, failed, own_offsets
 from stubserve_stub.runtime.region_window import RegionGone
 from stubserve_stub.wire import codes, places
 from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, RegionOutput, WireRequest, WireResponse, WireTensor
 from stubserve_stub.wire.places import REGION, InRegion
-
-# Writes an output, given by name and buffer, and returns its place; None where its client names no region for it, and
-# for a small one, which the server writes. Raises Refusal if there is no room.
-RegionWriter = Callable[[str, Any], Optional[InRegion]]
 
 _GONE = "the shared memory of a request has gone away while it was executed: {}"
 

@@ -100,9 +100,12 @@ class Execution:
         try:
             for name in batch.outputs:
                 memory = self._memory_for(name, known.get(name), batch.requests)
-                if memory is not None:
+                if memory is None:
+                    self._binding.bind_output(name, _CPU)
+                else:
                     rooms[name] = (known[name], memory)
-                self._bind_output(name, known.get(name), memory)
+                    element_type = ELEMENT_TYPES[self._outputs[name].datatype]
+                    self._binding.bind_output(name, _CPU, 0, element_type, known[name], address_of(memory))
             try:
                 self._run_with_binding()
             except Exception:
@@ -156,13 +159,6 @@ class Execution:
         nbytes = nbytes_of(info.datatype, shape)
         # Small parts go into messages anyway.
         return self._room(nbytes) if nbytes > INLINE_BYTES * requests else None
-
-    def _bind_output(self, name: str, shape: Optional[Shape], memory: Optional[np.ndarray]) -> None:
-        if memory is None:
-            self._binding.bind_output(name, _CPU)
-        else:
-            element_type = ELEMENT_TYPES[self._outputs[name].datatype]
-            self._binding.bind_output(name, _CPU, 0, element_type, shape, address_of(memory))
 
     def _collect(self, batch: Gathered, rooms: Dict[str, Tuple[Shape, np.ndarray]]) -> Dict[str, NativeOutput]:
         outputs = {}

@@ -56,8 +56,7 @@ def gpu_providers(
     model = str(config.get("name", ""))
     cuda: Dict[str, str] = {}
     providers: List[Provider] = []
-    accelerators = config.get("optimization", {}).get("execution_accelerators", {})
-    for accelerator in accelerators.get("gpu_execution_accelerator", []):
+    for accelerator in accelerators_in(config, "gpu_execution_accelerator"):
         name, parameters = accelerator.get("name", ""), accelerator.get("parameters", {})
         if name == _CUDA:
             cuda.update(parameters)
@@ -72,6 +71,11 @@ def gpu_providers(
         if name not in available:
             raise Refusal(_lacks(model, name, available))
     return tuple(providers)
+
+
+def accelerators_in(config: Mapping[str, Any], kind: str) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = config.get("optimization", {}).get("execution_accelerators", {}).get(kind, ())
+    return found
 
 
 def require_gpu(session: Any, instance: str) -> None:
@@ -101,7 +105,8 @@ def _parameters_for_cuda(reader: Parameters) -> Dict[str, str]:
 
 def _tensorrt_settings(parameters: Mapping[str, str], model: str) -> Dict[str, str]:
     found = {}
-    given = Parameters("onnxruntime", {"name": model, "parameters": _as_parameters(parameters)}, {})
+    as_parameters = {name: {"string_value": value} for name, value in parameters.items()}
+    given = Parameters("onnxruntime", {"name": model, "parameters": as_parameters}, {})
     for name, value in parameters.items():
         if name == "precision_mode":
             if value not in _PRECISIONS:
@@ -116,10 +121,6 @@ def _tensorrt_settings(parameters: Mapping[str, str], model: str) -> Dict[str, s
         else:
             raise Refusal(f"unknown parameter '{name}' is provided for TensorRT Execution Accelerator")
     return found
-
-
-def _as_parameters(parameters: Mapping[str, str]) -> Dict[str, Dict[str, str]]:
-    return {name: {"string_value": value} for name, value in parameters.items()}
 
 
 def _lacks(model: str, provider: str, available: Sequence[str]) -> str:

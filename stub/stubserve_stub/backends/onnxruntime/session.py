@@ -13,7 +13,7 @@ from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence,
 
 from stubserve_stub.backends.loading import Parameters
 from stubserve_stub.backends.onnxruntime import file as onnx_file
-from stubserve_stub.backends.onnxruntime.gpu import PARAMETERS, Provider, gpu_providers, require_gpu
+from stubserve_stub.backends.onnxruntime.gpu import PARAMETERS, Provider, accelerators_in, gpu_providers, require_gpu
 from stubserve_stub.runtime.failure import Refusal
 
 _ARENA, _PATTERN = "enable_mem_arena", "enable_mem_pattern"
@@ -132,19 +132,14 @@ def _without_gpu(config: Mapping[str, Any], reader: Parameters) -> Iterator[str]
     for name in PARAMETERS:
         if reader.text(name):
             yield f"parameter '{name}' has no effect: it is for GPUs"
-    for accelerator in _accelerators(config).get("gpu_execution_accelerator", []):
+    for accelerator in accelerators_in(config, "gpu_execution_accelerator"):
         name = accelerator.get("name", "")
         yield f"execution accelerator '{name}' has no effect: it is for instances on GPUs"
 
 
-def _accelerators(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = config.get("optimization", {}).get("execution_accelerators", {})
-    return found
-
-
 def _cpu_providers(config: Mapping[str, Any], available: Sequence[str]) -> Tuple[Provider, ...]:
     providers = []
-    for accelerator in _accelerators(config).get("cpu_execution_accelerator", []):
+    for accelerator in accelerators_in(config, "cpu_execution_accelerator"):
         name = accelerator.get("name", "")
         if name != _OPENVINO:
             raise Refusal(f"unknown Execution Accelerator '{name}' is requested")

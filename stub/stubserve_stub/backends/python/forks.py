@@ -30,19 +30,14 @@ from stubserve_stub.wire.options import RequestOptions
 _LENGTH = struct.Struct("=Q")
 
 
-class _Pair(threading.local):
-    """Of each thread, the sockets for the process that it is about to fork."""
-
-    sockets: "Optional[Tuple[socket.socket, socket.socket]]" = None
-
-
 class Forks:
     """The processes that a stub's model forks. `instance` is what errors name."""
 
     def __init__(self, instance: str, channel: Channel) -> None:
         self._instance = instance
         self._channel = channel
-        self._pair = _Pair()
+        # Of each thread, the `sockets` for the process that it is about to fork
+        self._pair = threading.local()
         # This process's ends towards what it has forked
         self._served: Set[socket.socket] = set()
         # In a forked process: its end towards its parent, and the lock for one request at a time

@@ -210,14 +210,11 @@ def _on_audit(event: str, arguments: Tuple[Any, ...]) -> None:
         )
 
 
-WEIGHTS = ".pt"
-
-
 def load_module(torch: Any, path: str, model: str, options: TorchOptions, log: Callable[[str], None]) -> TorchProgram:
     """Raises Refusal, and whatever the file's code raises."""
     kind = _class_of(torch, _import(path, model), path, log)
     module = kind()
-    weights = os.path.splitext(path)[0] + WEIGHTS
+    weights = os.path.splitext(path)[0] + ".pt"
     if os.path.isfile(weights):
         _read_weights(torch, module, weights)
     else:
@@ -258,16 +255,12 @@ def _read_weights(torch: Any, module: Any, path: str) -> None:
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
+        first = str(error).partition("\n")[0]  # the rest is advice to read the file all the same
         raise Refusal(
             f"'{path}' cannot be read as weights; nothing else is unpickled, because that runs code, and "
-            f"`torch.save(model.state_dict(), ...)` writes nothing else: {_first_lines(error)}"
+            f"`torch.save(model.state_dict(), ...)` writes nothing else: {first}"
         ) from None
     try:
         module.load_state_dict(weights)
     except Exception as error:
         raise Refusal(f"the weights in '{path}' are not those of {type(module).__name__}: {error}") from None
-
-
-def _first_lines(error: BaseException) -> Optional[str]:
-    """torch's text, without its advice to read the file all the same."""
-    return str(error).partition("\n")[0]
