@@ -21,7 +21,6 @@ from stubserve_stub.backends.onnxruntime.file import CutOff, fields
 from stubserve_stub.backends.onnxruntime.session import find_file, options_of
 from stubserve_stub.backends.pytorch import file as torch_file
 from stubserve_stub.backends.pytorch import options as torch_options
-from stubserve_stub.backends.tracking import contract as tracking_contract
 from stubserve_stub.backends.tracking import options as tracking_options
 from stubserve_stub.backends.video import options as video_options
 from stubserve_stub.runtime.failure import Refusal
@@ -153,8 +152,8 @@ def torch_problems(config: Any, version_dir: Path) -> Iterator[FileProblem]:
 
 def check_tracking(config: dict[str, Any]) -> object:
     completed = {"input": [], "output": [], **config}
-    tracking_contract.complete(completed)
-    tracking_contract.validate(completed)
+    tracking_options.complete(completed)
+    tracking_options.validate(completed)
     return tracking_options.options_of(completed)
 
 

@@ -139,7 +139,7 @@ class Gatherer:
         # For each output: the part of each request
         parts: Dict[str, Sequence[NativeOutput]] = {}
         for name, output in outputs.items():
-            if ragged is not None and ragged.scatters(name):
+            if ragged is not None and name in ragged.scattered:
                 parts[name] = _wired(ragged.parts(output, requests))
             elif self._batches:
                 parts[name] = _wired(self._rows(output, requests, rows))

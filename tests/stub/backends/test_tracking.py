@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.native import InputView, NativeRequest, NativeResponse
-from stubserve_stub.backends.tracking import contract
+from stubserve_stub.backends.tracking import options as contract
 from stubserve_stub.backends.tracking.backend import TrackingBackend
 from stubserve_stub.backends.tracking.options import TrackerOptions, options_of
 from stubserve_stub.backends.tracking.tracks import VERSION, Tracks

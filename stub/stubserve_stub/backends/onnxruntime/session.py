@@ -67,17 +67,14 @@ def options_of(
     remarks: List[str] = []
     mode = reader.integer("execution_mode")
     if mode not in (0, 1):
-        raise Refusal(
-            f"parameter 'execution_mode' of model '{config.get('name', '')}' must be 0 (sequential) or 1 (parallel), "
-            f"got {mode}"
-        )
+        raise Refusal(f"{reader.called('execution_mode')} must be 0 (sequential) or 1 (parallel), got {mode}")
     if reader.setting_is_on(_GLOBAL_POOL):
         # One pool for all sessions of a process; here a process has one session.
         intra, inter = reader.setting(_INTRA), reader.setting(_INTER)
     else:
         intra, inter = reader.integer(_INTRA), reader.integer(_INTER)
     arena = reader.boolean(_ARENA)
-    shrinkage = _shrinkage(reader.text(_SHRINKAGE), arena, config, remarks, device is not None)
+    shrinkage = _shrinkage(reader, arena, remarks, device is not None)
     if reader.boolean(_SHARE):
         remarks.append(f"parameter '{_SHARE}' has no effect: each instance is a process with a session of its own")
     on_gpu: Tuple[Provider, ...] = ()
@@ -152,23 +149,18 @@ def _cpu_providers(config: Mapping[str, Any], available: Sequence[str]) -> Tuple
     return tuple((name, ()) for name in (*providers, _CPU_PROVIDER))
 
 
-def _shrinkage(value: str, arena: Optional[bool], config: Mapping[str, Any], remarks: List[str], on_gpu: bool) -> str:
+def _shrinkage(reader: Parameters, arena: Optional[bool], remarks: List[str], on_gpu: bool) -> str:
     """The arenas to shrink after each run. onnxruntime would refuse every run for an arena that does not exist."""
+    value = reader.text(_SHRINKAGE)
     entries = []
     for entry in value.split(";") if value else []:
         device, colon, number = entry.partition(":")
         if device not in ("cpu", "gpu") or not colon or not number.isdecimal():
-            raise Refusal(
-                f"parameter '{_SHRINKAGE}' of model '{config.get('name', '')}' must be a list like 'cpu:0;gpu:0', got "
-                f"'{value}'"
-            )
+            raise Refusal(f"{reader.called(_SHRINKAGE)} must be a list like 'cpu:0;gpu:0', got '{value}'")
         if device == "gpu" and not on_gpu:
             remarks.append(f"'{entry}' in parameter '{_SHRINKAGE}' has no effect: it is for GPUs")
         elif device == "cpu" and arena is False:
-            raise Refusal(
-                f"parameter '{_SHRINKAGE}' of model '{config.get('name', '')}' names the arena '{entry}', but "
-                "'enable_mem_arena' is 0"
-            )
+            raise Refusal(f"{reader.called(_SHRINKAGE)} names the arena '{entry}', but 'enable_mem_arena' is 0")
         else:
             entries.append(entry)
     return ";".join(entries)

@@ -16,8 +16,7 @@ import numpy as np
 from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.loading import import_package, refuse_gpu
 from stubserve_stub.backends.native import NativeBackend, NativeOutput, NativeRequest, NativeResponse
-from stubserve_stub.backends.tracking import contract
-from stubserve_stub.backends.tracking.options import TrackerOptions, options_of
+from stubserve_stub.backends.tracking import options
 from stubserve_stub.backends.tracking.tracks import Tracks
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -28,7 +27,7 @@ class TrackingBackend(NativeBackend):
     serves_after_completion = True
     writes_inputs = False
     gets_states = True
-    _options: TrackerOptions
+    _options: options.TrackerOptions
 
     def model_initialize(self, model: ModelFiles) -> None:
         import_package("scipy", "tracking")
@@ -36,14 +35,14 @@ class TrackingBackend(NativeBackend):
 
     def complete_config(self, model: str, config_json: str) -> str:
         config: Dict[str, Any] = json.loads(config_json)
-        contract.complete(config)
+        options.complete(config)
         return json.dumps(config)
 
     def instance_initialize(self, instance: InstanceSetup) -> None:
         super().instance_initialize(instance)
         refuse_gpu(instance, "tracking")
-        contract.validate(self.config)
-        self._options = options_of(self.config)
+        options.validate(self.config)
+        self._options = options.options_of(self.config)
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         responses = []
@@ -57,31 +56,31 @@ class TrackingBackend(NativeBackend):
     def _outputs(self, request: NativeRequest) -> Sequence[NativeOutput]:
         """Raises Refusal for detections that make no sense."""
         boxes = self._boxes(request)
-        scores = self._column(request, contract.SCORES, np.ones(len(boxes), np.float32))
-        classes = self._column(request, contract.CLASSES, np.zeros(len(boxes), np.int64))
-        self._refuse(contract.SCORES, scores, np.isfinite(scores), "which is no finite number")
-        state = request.inputs.get(contract.STATE_INPUT)
+        scores = self._column(request, options.SCORES, np.ones(len(boxes), np.float32))
+        classes = self._column(request, options.CLASSES, np.zeros(len(boxes), np.int64))
+        self._refuse(options.SCORES, scores, np.isfinite(scores), "which is no finite number")
+        state = request.inputs.get(options.STATE_INPUT)
         if state is None:
             tracks = Tracks(self._options, self._assign)
         else:
             tracks = Tracks.read(self._options, self._assign, state.memory)
         seen = tracks.update(boxes, scores)
         made = {
-            contract.TRACK_BOXES: boxes[seen.detections],
-            contract.TRACK_IDS: seen.identities,
-            contract.TRACK_CLASSES: classes[seen.detections],
-            contract.TRACK_SCORES: scores[seen.detections],
-            contract.TRACK_AGES: seen.ages,
+            options.TRACK_BOXES: boxes[seen.detections],
+            options.TRACK_IDS: seen.identities,
+            options.TRACK_CLASSES: classes[seen.detections],
+            options.TRACK_SCORES: scores[seen.detections],
+            options.TRACK_AGES: seen.ages,
         }
         outputs = [self._output(name, made[name]) for name in request.outputs if name in made]
-        outputs.append(self._output(contract.STATE_OUTPUT, np.frombuffer(tracks.state(), np.uint8)))
+        outputs.append(self._output(options.STATE_OUTPUT, np.frombuffer(tracks.state(), np.uint8)))
         return outputs
 
     def _boxes(self, request: NativeRequest) -> Any:
-        view = request.inputs.get(contract.BOXES)
+        view = request.inputs.get(options.BOXES)
         if view is None:
             text = "a request to model '{}' must have the input '{}'"
-            raise Refusal(text.format(self.config["name"], contract.BOXES), codes.INVALID_ARG)
+            raise Refusal(text.format(self.config["name"], options.BOXES), codes.INVALID_ARG)
         count, most = view.shape[-2], self._options.most_detections
         if count > most:
             text = "input '{}' of model '{}' has {} boxes, and the parameter most_detections allows {}"
@@ -114,4 +113,4 @@ class TrackingBackend(NativeBackend):
 
     def _output(self, name: str, array: Any) -> NativeOutput:
         shape = [1, *array.shape] if self._batches else list(array.shape)
-        return NativeOutput(name, contract.DATATYPES[name], shape, np.ascontiguousarray(array))
+        return NativeOutput(name, options.DATATYPES[name], shape, np.ascontiguousarray(array))

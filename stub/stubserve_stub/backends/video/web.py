@@ -15,7 +15,7 @@ import io
 import socket
 import ssl
 import urllib.parse
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from stubserve_stub.backends.video.networks import Networks
 from stubserve_stub.runtime.failure import Refusal
@@ -133,44 +133,34 @@ class _Connection(http.client.HTTPConnection):
             raise
         self.sock: Any = _Socket(plain, self._web)
 
+    def close(self) -> None:
+        """Does nothing: the answer goes on using the socket, and closes it."""
 
-class _Socket:
+
+class _Socket(io.RawIOBase):
     """What HTTPConnection needs of a socket."""
 
     def __init__(self, plain: socket.socket, web: Web) -> None:
         self._plain = plain
         self._web = web
-        self._reader: Optional[io.BufferedReader] = None
 
     def sendall(self, content: bytes) -> None:
         # A request is short: the kernel takes it at once.
         self._plain.sendall(content)
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        self._reader = io.BufferedReader(_Incoming(self._plain, self._web), 1 << 16)
-        return self._reader
+        return io.BufferedReader(self, 1 << 16)
 
     def close(self) -> None:
-        # HTTPConnection lets go of a connection that the answer goes on using.
-        if self._reader is None:
+        if not self.closed:
             self._plain.close()
-
-
-class _Incoming(io.RawIOBase):
-    def __init__(self, plain: socket.socket, web: Web) -> None:
-        self._plain = plain
-        self._web = web
+        super().close()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         return self._web.wait(lambda: self._plain.recv_into(buffer))
-
-    def close(self) -> None:
-        if not self.closed:
-            self._plain.close()
-        super().close()
 
 
 class WebFile:
