@@ -24,8 +24,13 @@ class ModelConfig:
         return json.dumps(self._model_config)
 
     @property
+    def _name(self) -> str:
+        name: str = self._model_config["name"]
+        return name
+
+    @property
     def _where(self) -> str:
-        return f"in auto-complete-config function for model '{self._model_config['name']}'"
+        return f"in auto-complete-config function for model '{self._name}'"
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Sets the largest batch size; it may only grow."""
@@ -43,7 +48,7 @@ class ModelConfig:
             if choice in self._model_config:
                 raise ValueError(
                     f"Configuration specified scheduling_choice as '{choice}', but auto-complete-config function for "
-                    f"model '{self._model_config['name']}' tries to set scheduling_choice as 'dynamic_batching'"
+                    f"model '{self._name}' tries to set scheduling_choice as 'dynamic_batching'"
                 )
         self._model_config.setdefault("dynamic_batching", {})
 
@@ -58,7 +63,7 @@ class ModelConfig:
         if specified != transaction_policy_dict["decoupled"]:
             raise ValueError(
                 "trying to change decoupled property in auto-complete-config for model "
-                f"'{self._model_config['name']}', which is already set to '{specified}'."
+                f"'{self._name}', which is already set to '{specified}'."
             )
 
     def add_input(self, input: Dict[str, Any]) -> None:
@@ -70,7 +75,7 @@ class ModelConfig:
             specified = configured.setdefault("optional", input["optional"])
             if specified != input["optional"]:
                 raise ValueError(
-                    f"model '{self._model_config['name']}', tensor '{input['name']}': the model expects optional "
+                    f"model '{self._name}', tensor '{input['name']}': the model expects optional "
                     f"{input['optional']} but the model configuration specifies optional {specified}"
                 )
 
@@ -93,7 +98,7 @@ class ModelConfig:
 
     def _add(self, kind: str, tensor: Dict[str, Any]) -> Any:
         """Appends the tensor, or merges it into the configured one of its name, which it returns."""
-        model, name = self._model_config["name"], tensor["name"]
+        model, name = self._name, tensor["name"]
         for configured in self._model_config[kind]:
             if configured["name"] != name:
                 continue

@@ -108,7 +108,7 @@ def _rows(requests: Sequence[InferenceRequest], index: int) -> int:
 
 def _named(requests: Sequence[InferenceRequest], index: int) -> str:
     request_id = requests[index].request_id()
-    return "request {} of {}{}".format(index, len(requests), f" (id '{request_id}')" if request_id else "")
+    return f"request {index} of {len(requests)}" + (f" (id '{request_id}')" if request_id else "")
 
 
 def _misfit(

@@ -204,8 +204,8 @@ class Gatherer:
             try:
                 texts += [element.decode() for element in bytes_tensor.decode(view.memory)]
             except UnicodeDecodeError as error:
-                text = "input '{}' has a string that is no UTF-8, which {} cannot take: {}"
-                mistakes[index] = Refusal(text.format(name, self._reader, error), codes.INVALID_ARG)
+                text = f"input '{name}' has a string that is no UTF-8, which {self._reader} cannot take: {error}"
+                mistakes[index] = Refusal(text, codes.INVALID_ARG)
             except Exception as error:
                 mistakes[index] = Refusal(f"input '{name}': {error}", codes.INVALID_ARG)
         return InputView(name, datatype, _joined_shape(views), bytes_tensor.object_array(texts))

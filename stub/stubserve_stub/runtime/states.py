@@ -32,7 +32,7 @@ from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.outputs import own_offsets
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull, address_of, bottom_of
-from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, BY_NUMBER, nbytes_of
+from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, BY_NUMBER, fits, nbytes_of
 from stubserve_stub.wire.messages import WireTensor
 from stubserve_stub.wire.places import InArena, Lent, Zeros, zeros
 
@@ -177,10 +177,10 @@ class States:
         if spec.output not in self._left_out:
             self._left_out.add(spec.output)
             text = (
-                "model '{}' has not answered output '{}', the new state of '{}'; its sequence keeps the state that it "
-                "had (said once)"
+                f"model '{self.model}' has not answered output '{spec.output}', the new state of '{spec.input}'; its "
+                "sequence keeps the state that it had (said once)"
             )
-            self._log(codes.LOG_WARNING, "states.py", 0, text.format(self.model, spec.output, spec.input))
+            self._log(codes.LOG_WARNING, "states.py", 0, text)
 
     @property
     def sequences(self) -> int:
@@ -292,7 +292,7 @@ class StateUpdate:
 
     def _check(self, spec: StateSpec, answered: Answered) -> None:
         datatype, shape, _ = answered
-        if datatype == spec.datatype and _fits(shape, spec.dims):
+        if datatype == spec.datatype and fits(shape, spec.dims):
             return
         kind, wanted = BY_NUMBER[datatype].config_name, BY_NUMBER[spec.datatype].config_name
         raise Refusal(
@@ -300,10 +300,6 @@ class StateUpdate:
             f"{kind} {list(shape)}, but its configuration says {wanted} {list(spec.dims)}; its sequence keeps the "
             "state that it had"
         )
-
-
-def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
-    return len(shape) == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, shape))
 
 
 def _zeros_like(tensors: Sequence[WireTensor]) -> Sequence[WireTensor]:

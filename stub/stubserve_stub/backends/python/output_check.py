@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 from stubserve_stub.api.exceptions import TritonError
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.backends.loading import dims_of
-from stubserve_stub.wire.datatypes import BY_NUMBER
+from stubserve_stub.wire.datatypes import BY_NUMBER, fits
 
 NEVER, FIRST, ALWAYS, REFUSE = "never", "first", "always", "refuse"
 
@@ -87,13 +87,10 @@ class OutputCheck:
             if answered != datatype:
                 found.append((name, "type", f"is {answered}, and its configuration says {datatype}"))
             expected = [-1 if rows is None else rows, *dims] if self._batches else dims
-            fits = len(shape) == len(expected)
-            for size, dim in zip(shape, expected):
-                fits = fits and dim in (-1, size)
-            if not fits:
+            if not fits(shape, expected):
                 found.append((name, "shape", f"has shape {shape}, expected was {expected}"))
         if not self._streams:
-            others = "'{}'".format("', '".join(sorted(given))) if given else "none"
+            others = ", ".join(f"'{name}'" for name in sorted(given)) or "none"
             for name in requested:
                 if name in self._outputs and name not in given:
                     found += [(name, "missing", _MISSING.format(others))]

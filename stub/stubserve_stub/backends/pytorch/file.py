@@ -46,7 +46,8 @@ def find(version_dir: str, config: Mapping[str, Any]) -> str:
     for path in paths:
         if os.path.isfile(path):
             return path
-    raise Refusal("unable to find '{}' for model '{}'".format("' or '".join(paths), config.get("name", "")))
+    places = " or ".join(f"'{path}'" for path in paths)
+    raise Refusal(f"unable to find {places} for model '{config.get('name', '')}'")
 
 
 def kind_of(path: str) -> str:
@@ -86,10 +87,10 @@ def names_device(path: str, device: str) -> str:
 def no_torchscript(path: str, kind: str) -> Refusal:
     """Why a file cannot be served as it is, and what to do."""
     return Refusal(
-        "'{}' is no TorchScript: it is {}, as torch.save writes a state_dict or a whole module, and those are not "
-        "unpickled, because that runs code. `torch.jit.script(model).save(...)` and `torch.jit.trace` make "
-        "TorchScript; the weights of a class in a model.py beside it are read with `runtime: {}` in "
-        "config.pbtxt".format(path, kind, '"model.py"')
+        f"'{path}' is no TorchScript: it is {kind}, as torch.save writes a state_dict or a whole module, and those are "
+        "not unpickled, because that runs code. `torch.jit.script(model).save(...)` and `torch.jit.trace` make "
+        'TorchScript; the weights of a class in a model.py beside it are read with `runtime: "model.py"` in '
+        "config.pbtxt"
     )
 
 

@@ -126,19 +126,14 @@ class _Call:
 def _described(path: str, names: Sequence[Any], values: Dict[str, Any], tensors: Tensors) -> List[Optional[TensorInfo]]:
     infos: List[Optional[TensorInfo]] = []
     for name in names:
-        value = values.get(name) if isinstance(name, str) else None
+        value: Any = values.get(name) if isinstance(name, str) else None
         shape = getattr(value, "shape", None)
         if shape is None:
             raise Refusal(f"'{path}' takes or returns {name!r}, which is no tensor: export it with tensors only")
-        number = tensors.number_of(value.dtype)  # type: ignore[union-attr]
+        number = tensors.number_of(value.dtype)
         if number is None:
-            raise Refusal(
-                "'{}' has '{}' of type {}, which has no counterpart among the data types of the server".format(
-                    path,
-                    name,
-                    value.dtype,  # type: ignore[union-attr]
-                )
-            )
+            kind = f"of type {value.dtype}, which has no counterpart among the data types of the server"
+            raise Refusal(f"'{path}' has '{name}' {kind}")
         infos.append(TensorInfo(name, number, [dim if isinstance(dim, int) else -1 for dim in shape]))
     return infos
 
@@ -203,11 +198,8 @@ def nothing_executable(path: str) -> Iterator[None]:
 
 def _on_audit(event: str, arguments: Tuple[Any, ...]) -> None:
     if event == "pickle.find_class" and _loading[0] and arguments not in _HARMLESS:
-        raise Refusal(
-            "'{}' has a pickle in it that asks for {}.{}: nothing executable is unpickled".format(
-                _loading[0], *arguments
-            )
-        )
+        name = ".".join(map(str, arguments))
+        raise Refusal(f"'{_loading[0]}' has a pickle in it that asks for {name}: nothing executable is unpickled")
 
 
 def load_module(torch: Any, path: str, model: str, options: TorchOptions, log: Callable[[str], None]) -> TorchProgram:

@@ -79,12 +79,12 @@ class TrackingBackend(NativeBackend):
     def _boxes(self, request: NativeRequest) -> Any:
         view = request.inputs.get(options.BOXES)
         if view is None:
-            text = "a request to model '{}' must have the input '{}'"
-            raise Refusal(text.format(self.config["name"], options.BOXES), codes.INVALID_ARG)
+            text = f"a request to model '{self.config['name']}' must have the input '{options.BOXES}'"
+            raise Refusal(text, codes.INVALID_ARG)
         count, most = view.shape[-2], self._options.most_detections
         if count > most:
-            text = "input '{}' of model '{}' has {} boxes, and the parameter most_detections allows {}"
-            raise Refusal(text.format(view.name, self.config["name"], count, most), codes.INVALID_ARG)
+            text = f"has {count} boxes, and the parameter most_detections allows {most}"
+            raise Refusal(f"input '{view.name}' of model '{self.config['name']}' {text}", codes.INVALID_ARG)
         boxes = np.frombuffer(view.memory, np.float32).reshape(count, 4)
         self._refuse(view.name, boxes, np.isfinite(boxes).all(axis=1), "which has numbers that are not finite")
         upright = (boxes[:, :2] <= boxes[:, 2:]).all(axis=1)
@@ -97,8 +97,8 @@ class TrackingBackend(NativeBackend):
         if view is None:
             return default
         if view.shape[-1] != len(default):
-            text = "input '{}' of model '{}' has {} numbers for {} boxes"
-            raise Refusal(text.format(name, self.config["name"], view.shape[-1], len(default)), codes.INVALID_ARG)
+            text = f"has {view.shape[-1]} numbers for {len(default)} boxes"
+            raise Refusal(f"input '{name}' of model '{self.config['name']}' {text}", codes.INVALID_ARG)
         return np.frombuffer(view.memory, default.dtype)
 
     def _refuse(self, name: str, values: Any, good: Any, why: str) -> None:

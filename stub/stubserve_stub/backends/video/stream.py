@@ -102,8 +102,8 @@ class VideoStream:
             if self._counts.intact > intact:
                 intact, last_at, pause = self._counts.intact, time.monotonic(), _FIRST_PAUSE_S
             if time.monotonic() + pause - last_at > self._options.reconnect_s:
-                text = "the source is lost, and has not come back within {:g} s: {}"
-                raise Refusal(text.format(self._options.reconnect_s, reason), codes.UNAVAILABLE)
+                text = f"the source is lost, and has not come back within {self._options.reconnect_s:g} s: {reason}"
+                raise Refusal(text, codes.UNAVAILABLE)
             self._tell("lost", f"{reason}; it is opened again in {pause:g} s")
             if is_cancelled(self._sender, pause):
                 return
@@ -113,8 +113,8 @@ class VideoStream:
         source = self._sources.open(given)
         try:
             self._live, self._size = source.live, source.size
-            kind = "live" if source.live else "until its end"
-            self._tell("opened", "{} {}x{}, {}".format(source.codec, *source.size, kind))
+            width, height = source.size
+            self._tell("opened", f"{source.codec} {width}x{height}, {'live' if source.live else 'until its end'}")
             ages = Ages()
             for decoded in source.frames(self._options.key_frames, self._counts, self._watch_packet):
                 self._take(decoded, ages)
@@ -129,7 +129,7 @@ class VideoStream:
         ages.arrived(decoded.time_s, decoded.read_at, decoded.read_s)
         if (frame.width, frame.height) != self._size:
             self._size = (frame.width, frame.height)
-            self._tell("changed", "{}x{}".format(*self._size))
+            self._tell("changed", f"{frame.width}x{frame.height}")
         if not self._rate.picks(decoded.time_s):
             counts.drop(Counts.PASSED_OVER)
         elif self._is_late(decoded, ages):
