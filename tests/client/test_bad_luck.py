@@ -246,9 +246,9 @@ def test_a_fork_is_told_to_make_its_own(asked: Asked) -> None:
 def test_a_file_that_a_kill_has_left_is_swept_by_the_next(protocol: str) -> None:
     """Between making a block and telling the server of it; this file is where a test can stop a client there."""
     program = """
-        from stubserve.client.pool import Pool
+        from stubserve.client.pool import BlockPool
 
-        loan = Pool(1 << 20).lend(100_000)
+        loan = BlockPool(1 << 20).lend(100_000)
         print(loan.block.name, flush=True)
         input()
     """

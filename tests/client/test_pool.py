@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from stubserve.client import owner
-from stubserve.client.pool import Loan, Pool, loan_of
+from stubserve.client.pool import BlockLoan, BlockPool, loan_of
 from tests.client.helpers import names_of
 
 MIB = 1 << 20
 
 
-def lend(pool: Pool, nbytes: int) -> Loan:
+def lend(pool: BlockPool, nbytes: int) -> BlockLoan:
     """A loan of a block that the server has."""
     loan = pool.lend(nbytes)
     assert loan is not None
@@ -25,7 +25,7 @@ def lend(pool: Pool, nbytes: int) -> Loan:
 
 
 def test_a_block_has_a_name_until_the_server_has_it() -> None:
-    pool = Pool(MIB)
+    pool = BlockPool(MIB)
     loan = pool.lend(100_000)
     assert loan is not None
     assert names_of(os.getpid()) == [loan.block.name]
@@ -35,7 +35,7 @@ def test_a_block_has_a_name_until_the_server_has_it() -> None:
 
 
 def test_what_comes_back_is_lent_again() -> None:
-    pool = Pool(16 * MIB)
+    pool = BlockPool(16 * MIB)
     name = lend(pool, MIB).block.name
     assert lend(pool, MIB - 5).block.name == name
     assert lend(pool, MIB // 2).block.name == name
@@ -46,7 +46,7 @@ def test_what_comes_back_is_lent_again() -> None:
 
 
 def test_the_limit_counts_what_is_lent_and_makes_room_of_what_is_free() -> None:
-    pool = Pool(4 * MIB)
+    pool = BlockPool(4 * MIB)
     kept = [lend(pool, MIB) for _ in range(4)]
     assert pool.lend(70_000) is None
     names = [loan.block.name for loan in kept]
@@ -60,7 +60,7 @@ def test_the_limit_counts_what_is_lent_and_makes_room_of_what_is_free() -> None:
 
 
 def test_what_nobody_wants_for_long_is_dropped() -> None:
-    pool = Pool(16 * MIB, idle_s=0)
+    pool = BlockPool(16 * MIB, idle_s=0)
     del [lend(pool, MIB) for _ in range(3)][:]
     # They are free from this moment on, and idle at the next.
     pool.counts()
@@ -69,7 +69,7 @@ def test_what_nobody_wants_for_long_is_dropped() -> None:
 
 def test_a_loan_may_end_within_the_pool_itself() -> None:
     """A collection can run anywhere, also while the pool's lock is held."""
-    pool = Pool(16 * MIB)
+    pool = BlockPool(16 * MIB)
     loan = lend(pool, MIB)
     with pool._lock:
         ended = threading.Thread(target=loan.__del__)
@@ -79,7 +79,7 @@ def test_a_loan_may_end_within_the_pool_itself() -> None:
 
 
 def test_arrays_know_their_loan() -> None:
-    pool = Pool(16 * MIB)
+    pool = BlockPool(16 * MIB)
     loan = lend(pool, MIB)
     array = loan.array((2, 3, 1000), np.dtype(np.float32))
     assert loan_of(array) is loan
@@ -92,7 +92,7 @@ def test_arrays_know_their_loan() -> None:
 
 
 def test_of_a_server_that_is_gone_nothing_is_lent_again() -> None:
-    pool = Pool(16 * MIB)
+    pool = BlockPool(16 * MIB)
     held, free = lend(pool, MIB), lend(pool, MIB).block
     pool.lost(held.block.generation)
     pool.lost(held.block.generation)
@@ -106,7 +106,7 @@ def test_of_a_server_that_is_gone_nothing_is_lent_again() -> None:
 
 
 def test_spoiled_blocks_are_not_lent_again() -> None:
-    pool = Pool(16 * MIB)
+    pool = BlockPool(16 * MIB)
     loan = lend(pool, MIB)
     name = loan.block.name
     loan.block.spoiled = True
@@ -116,7 +116,7 @@ def test_spoiled_blocks_are_not_lent_again() -> None:
 
 
 def test_arrays_outlive_their_pool() -> None:
-    pool = Pool(16 * MIB)
+    pool = BlockPool(16 * MIB)
     array = lend(pool, MIB).array((MIB,), np.dtype(np.uint8))
     array[:] = 5
     pool.close()

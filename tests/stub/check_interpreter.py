@@ -81,7 +81,7 @@ def check_stacking():
     batch = pb_utils.stack(requests, "X")
     batch[1] = 3
     assert batch.shape == (2, 4096)
-    assert np.frombuffer(memory, np.float32)[4096:].tolist() == [3] * 4096
+    assert not any(memory)
     second = pb_utils.unstack(requests, {"Y": batch})[1]
     assert second.output_tensors()[0].as_numpy().tolist() == [[3] * 4096]
 

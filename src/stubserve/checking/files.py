@@ -21,7 +21,6 @@ from stubserve_stub.backends.onnxruntime.file import CutOff, fields
 from stubserve_stub.backends.onnxruntime.session import find_file, options_of
 from stubserve_stub.backends.pytorch import file as torch_file
 from stubserve_stub.backends.pytorch import options as torch_options
-from stubserve_stub.backends.tracking import contract as tracking_contract
 from stubserve_stub.backends.tracking import options as tracking_options
 from stubserve_stub.backends.video import options as video_options
 from stubserve_stub.runtime.failure import Refusal
@@ -133,11 +132,6 @@ def onnx_problems(config: Any, version_dir: Path) -> Iterator[FileProblem]:
         yield FileProblem(Path(path), str(refusal))
 
 
-def onnx_options(config: dict[str, Any]) -> object:
-    """The backend's options in the configuration, given as JSON has it. Raises Refusal."""
-    return options_of(config, {}, _ALL_PROVIDERS)
-
-
 def torch_problems(config: Any, version_dir: Path) -> Iterator[FileProblem]:
     """What is wrong with the PyTorch file of a version, as far as the file and the configuration show it."""
     path = str(version_dir)
@@ -157,10 +151,9 @@ def torch_problems(config: Any, version_dir: Path) -> Iterator[FileProblem]:
 
 
 def check_tracking(config: dict[str, Any]) -> object:
-    """The tracker's options in the configuration, given as JSON has it. Raises Refusal, also for wrong tensors."""
     completed = {"input": [], "output": [], **config}
-    tracking_contract.complete(completed)
-    tracking_contract.validate(completed)
+    tracking_options.complete(completed)
+    tracking_options.validate(completed)
     return tracking_options.options_of(completed)
 
 
@@ -169,13 +162,13 @@ class FileCheck:
     """The check of one backend. `package` is its package, `extra` the name for that in `pip install stubserve[extra]`.
 
     `read_options` raises Refusal for a configuration that the backend would not take, given as JSON has it;
-    `file_problems` finds what is wrong with the file in a version's folder.
+    `file_problems` finds what is wrong with the file in a version's folder, if there is one.
     """
 
     package: str
     extra: str
     read_options: Callable[[dict[str, Any]], object]
-    file_problems: Callable[[Any, Path], Iterator[FileProblem]]
+    file_problems: Callable[[Any, Path], Iterator[FileProblem]] = lambda config, version_dir: iter(())
 
     def problems(self, config: Any) -> Iterator[str]:
         """What the backend would refuse in the configuration; or a missing package if the model has no environment."""
@@ -188,9 +181,10 @@ class FileCheck:
 
 
 FILE_CHECKS = {
-    "onnxruntime": FileCheck("onnxruntime", "onnxruntime", onnx_options, onnx_problems),
+    "onnxruntime": FileCheck(
+        "onnxruntime", "onnxruntime", lambda config: options_of(config, {}, _ALL_PROVIDERS), onnx_problems
+    ),
     "pytorch": FileCheck("torch", "pytorch", torch_options.options_of, torch_problems),
-    # These have no file.
-    "tracking": FileCheck("scipy", "tracking", check_tracking, lambda config, version_dir: iter(())),
-    "video": FileCheck("av", "video", video_options.validate, lambda config, version_dir: iter(())),
+    "tracking": FileCheck("scipy", "tracking", check_tracking),
+    "video": FileCheck("av", "video", video_options.validate),
 }

@@ -30,7 +30,7 @@ from stubserve.loading.program import check_python_parameters, locate_program, m
 from stubserve.loading.source_check import completes_config, source_problems
 from stubserve.model_config.complete import gpu_groups, normalise, usable_gpus
 from stubserve.model_config.openai_routes import PARAMETER as OPENAI_ROUTES
-from stubserve.model_config.parse import decode_text, kept, kept_templates
+from stubserve.model_config.parse import decode_text, find_templates
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
 from stubserve.model_config.validate import problems, validate_directory_name
@@ -171,8 +171,8 @@ class _Check:
         self._reading = read_leniently(text)
         for mistake in self._reading.mistakes:
             self._note(self._file, mistake.text, mistake.line)
-        for template in kept_templates(text):
-            self._note(self._file, kept(template), template.line, is_warning=True)
+        for template in find_templates(text, in_string=True):
+            self._note(self._file, template.remark, template.line, is_warning=True)
         return self._reading.complete
 
     def _programs(self, config: Any) -> list[Path]:

@@ -20,7 +20,7 @@ import numpy as np
 from tritonclient.utils import InferenceServerException
 
 from stubserve.client import owner, tensors
-from stubserve.client.pool import Loan, Pool, loan_of
+from stubserve.client.pool import BlockLoan, BlockPool, loan_of
 
 log = logging.getLogger("stubserve.client")
 
@@ -48,7 +48,7 @@ class Exchange:
     """One server, as one client sees it. `module` has tritonclient's classes of a request; `limit` is in bytes."""
 
     def __init__(self, module: ModuleType, limit: int) -> None:
-        self.pool = Pool(limit)
+        self.pool = BlockPool(limit)
         # Why tensors go over the wire; None if they do not
         self.by_wire: str | None = None
         self._module = module
@@ -72,7 +72,7 @@ class Exchange:
         sizes = tensors.sizes(outputs, known, arrays.values())
         request = {"model_name": model, "model_version": version, **options}
         for attempt in range(_ATTEMPTS + 1):
-            loans: list[Loan] = []
+            loans: list[BlockLoan] = []
             try:
                 return (yield from self._attempt(request, arrays, sizes, loans, attempt < _ATTEMPTS))
             except InferenceServerException as error:
@@ -109,7 +109,7 @@ class Exchange:
         request: dict[str, Any],
         arrays: dict[str, np.ndarray],
         sizes: dict[str, int] | None,
-        loans: list[Loan],
+        loans: list[BlockLoan],
         pooled: bool,
     ) -> Steps[dict[str, np.ndarray]]:
         """One request. `loans` gets those of its blocks, and keeps them until the answer is there."""
@@ -146,7 +146,7 @@ class Exchange:
             for name, dtype, shape in tensors.answered(result)
         }
 
-    def _holding(self, array: np.ndarray) -> Steps[Loan | None]:
+    def _holding(self, array: np.ndarray) -> Steps[BlockLoan | None]:
         """The loan in which an input lies: its own, or one that it is copied into. None if it is to be sent."""
         if tensors.has_no_size(array.dtype):
             return None
@@ -158,7 +158,7 @@ class Exchange:
             np.copyto(loan.array(array.shape, array.dtype), array)
         return loan
 
-    def _lend(self, nbytes: int) -> Steps[Loan | None]:
+    def _lend(self, nbytes: int) -> Steps[BlockLoan | None]:
         """A block that the server knows; None where a tensor is to be sent."""
         if nbytes < SMALLEST or self.by_wire is not None:
             return None

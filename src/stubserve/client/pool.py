@@ -41,7 +41,7 @@ from stubserve.client import owner
 log = logging.getLogger("stubserve.client")
 
 
-class Block:
+class SharedBlock:
     """One file of `nbytes` bytes. OSError if it cannot be had."""
 
     def __init__(self, nbytes: int, generation: int) -> None:
@@ -71,10 +71,10 @@ class Block:
             os.unlink(self.path)
 
 
-class Loan:
+class BlockLoan:
     """A block that is lent: the base of all arrays in it. When the last one is gone, so is the loan."""
 
-    def __init__(self, block: Block, returned: deque[Block]) -> None:
+    def __init__(self, block: SharedBlock, returned: deque[SharedBlock]) -> None:
         self.block = block
         self._returned = returned
 
@@ -95,32 +95,32 @@ class Loan:
         self._returned.append(self.block)
 
 
-def loan_of(array: np.ndarray) -> Loan | None:
+def loan_of(array: np.ndarray) -> BlockLoan | None:
     """The loan that an array is a view of."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
-    return base if isinstance(base, Loan) else None
+    return base if isinstance(base, BlockLoan) else None
 
 
-class Pool:
+class BlockPool:
     """The blocks of one client. `limit` is in bytes; all methods may be called from any thread."""
 
     def __init__(self, limit: int, idle_s: float = 60.0) -> None:
         self._limit = limit
         self._idle_s = idle_s
         self._lock = threading.Lock()
-        self._returned: deque[Block] = deque()
+        self._returned: deque[SharedBlock] = deque()
         # Under the lock
-        self._blocks: set[Block] = set()
-        self._free: list[Block] = []  # the one that was used last comes last
+        self._blocks: set[SharedBlock] = set()
+        self._free: list[SharedBlock] = []  # the one that was used last comes last
         self._nbytes = 0
         self._generation = 0
         self._leaving: deque[str] = deque()
         self._told = False
         owner.sweep()
 
-    def lend(self, nbytes: int) -> Loan | None:
+    def lend(self, nbytes: int) -> BlockLoan | None:
         """A block of at least `nbytes`; None if the limit, or /dev/shm, has no room for it."""
         with self._lock:
             self._look_at_returned()
@@ -128,7 +128,7 @@ class Pool:
             if fitting:
                 block = min(reversed(fitting), key=lambda block: block.nbytes)
                 self._free.remove(block)
-                return Loan(block, self._returned)
+                return BlockLoan(block, self._returned)
             size = _rounded(nbytes)
             while self._free and self._nbytes + size > self._limit:
                 self._drop(self._free.pop(0))
@@ -137,7 +137,7 @@ class Pool:
             self._nbytes += size
             generation = self._generation
         try:
-            block = Block(size, generation)
+            block = SharedBlock(size, generation)
         except OSError as error:
             self._tell(f"{owner.FOLDER} has no room for {size} bytes more ({error.strerror})")
             with self._lock:
@@ -145,19 +145,19 @@ class Pool:
             return None
         with self._lock:
             self._blocks.add(block)
-        return Loan(block, self._returned)
+        return BlockLoan(block, self._returned)
 
-    def usable(self, block: Block) -> bool:
+    def usable(self, block: SharedBlock) -> bool:
         """Whether a block may be named to the server: it is this pool's, and the server has not lost it."""
         with self._lock:
             return block in self._blocks and block.generation == self._generation and not block.spoiled
 
-    def registered(self, block: Block) -> None:
+    def registered(self, block: SharedBlock) -> None:
         """The server has the block's file open, so its name goes."""
         block.known = True
         block.unlink()
 
-    def refused(self, block: Block) -> None:
+    def refused(self, block: SharedBlock) -> None:
         """The server did not take the block, or did not say so."""
         block.spoiled = True
         block.unlink()
@@ -212,7 +212,7 @@ class Pool:
         while self._free and now - self._free[0].free_since > self._idle_s:
             self._drop(self._free.pop(0))
 
-    def _drop(self, block: Block) -> None:
+    def _drop(self, block: SharedBlock) -> None:
         """Its memory goes when nobody here has it mapped, and the server has forgotten it."""
         self._blocks.remove(block)
         self._nbytes -= block.nbytes

@@ -37,7 +37,8 @@ def build(requirements: Path, archive: Path, python: str, installer: str, say: C
     `python` is a path, a version such as 3.10, or empty for the present interpreter. `installer` is uv, pip, or empty
     for uv if it is installed. Their output goes to stderr. Raises BuildFailed.
     """
-    uv = None if installer == "pip" else _find_uv()
+    # From the PATH, or from the scripts of this process's virtual environment, activated or not
+    uv = shutil.which("uv") or shutil.which("uv", path=sysconfig.get_path("scripts")) if installer != "pip" else None
     if installer == "uv" and uv is None:
         raise BuildFailed("uv is not installed. 'pip install uv' puts it where it is found.")
     with tempfile.TemporaryDirectory(prefix="stubserve-env-") as scratch:
@@ -59,11 +60,6 @@ def build(requirements: Path, archive: Path, python: str, installer: str, say: C
         _make_scripts_movable(prefix)
         say(f"packing {archive}")
         _pack(prefix, archive)
-
-
-def _find_uv() -> str | None:
-    """The program, from the PATH or from the scripts of this process's virtual environment, activated or not."""
-    return shutil.which("uv") or shutil.which("uv", path=sysconfig.get_path("scripts"))
 
 
 def find_interpreter(python: str) -> str:

@@ -149,8 +149,7 @@ class Entry:
 
     def begin(self) -> None:
         """Makes an empty folder; the rest of an interrupted extraction is removed."""
-        os.ftruncate(self._descriptor, 0)
-        remove_tree(self.folder)
+        self._clear()
         self.folder.mkdir(mode=0o755)
 
     def complete(self, record: dict[str, Any]) -> None:
@@ -158,9 +157,13 @@ class Entry:
         os.pwrite(self._descriptor, json.dumps(record).encode(), 0)
 
     def remove(self) -> None:
-        os.ftruncate(self._descriptor, 0)
-        remove_tree(self.folder)
+        self._clear()
         self._record.unlink()
+
+    def _clear(self) -> None:
+        os.ftruncate(self._descriptor, 0)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self.folder)
 
 
 def clean(cache: Path, source: str, key: str) -> list[str]:
@@ -182,12 +185,6 @@ def clean(cache: Path, source: str, key: str) -> list[str]:
                     entry.remove()
                     removed.append(path.stem)
     return removed
-
-
-def remove_tree(folder: Path) -> None:
-    """Removes a folder that may not be there. Raises OSError."""
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(folder)
 
 
 def _same_file(descriptor: int, path: Path) -> bool:

@@ -12,7 +12,6 @@ import platform
 import re
 import struct
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from stubserve.environments.environment import Environment
@@ -39,17 +38,6 @@ print("stubserve-probe " + json.dumps(found))
 """
 
 
-@dataclass(frozen=True)
-class Probe:
-    """The interpreter's answers. `numpy` is None if it cannot be imported, for the reason `numpy_error`."""
-
-    python: tuple[int, ...]
-    implementation: str
-    numpy: str | None
-    numpy_error: str = ""
-    numpy_missing: bool = False
-
-
 class EnvironmentUnusable(Exception):
     """An environment that cannot run stubs. The text names the missing part and the remedy."""
 
@@ -60,7 +48,7 @@ def explain(environment: Environment, death: str, stderr: str) -> str:
     Runs the interpreter, which may take a minute.
     """
     try:
-        check(environment, probe(environment))
+        check(environment)
     except EnvironmentUnusable as unusable:
         return f"{_place(environment)} cannot run a model: {unusable}"
     tail = f" Its stderr ends with:\n{stderr}" if stderr else ""
@@ -80,8 +68,8 @@ def _place(environment: Environment) -> str:
     return f"environment '{environment.prefix}'" if environment.prefix else "the server's own environment"
 
 
-def probe(environment: Environment) -> Probe:
-    """Runs the interpreter of an environment and asks for its versions. Raises EnvironmentUnusable."""
+def check(environment: Environment) -> None:
+    """Runs the interpreter of an environment. Raises EnvironmentUnusable if stubs cannot run in it."""
     inspect_file(Path(environment.interpreter))
     try:
         done = subprocess.run(
@@ -104,38 +92,24 @@ def probe(environment: Environment) -> Probe:
     if said is None:
         raise EnvironmentUnusable(_why_not_run(environment, done.returncode, done.stderr))
     found = json.loads(said[1])
-    return Probe(
-        tuple(found["python"]),
-        found["implementation"],
-        found.get("numpy"),
-        found.get("no_numpy") or found.get("broken_numpy", ""),
-        "no_numpy" in found,
-    )
-
-
-def check(environment: Environment, found: Probe) -> None:
-    """Raises EnvironmentUnusable if stubs cannot run in an environment with these versions."""
-    version = ".".join(str(part) for part in found.python)
-    python = f"{found.implementation} {version}"
-    if found.python[:2] < OLDEST_PYTHON:
+    version = ".".join(map(str, found["python"]))
+    python = f"{found['implementation']} {version}"
+    if tuple(found["python"][:2]) < OLDEST_PYTHON:
         raise EnvironmentUnusable(
             f"its Python is {version}; models need 3.8 or newer. Make the environment with a newer Python."
         )
-    if found.numpy_missing:
+    if "no_numpy" in found:
         raise EnvironmentUnusable(
             f"it has no numpy ({python}). Install it, e.g. {_install(environment)}, and pack the environment again if "
             "it is an archive."
         )
-    if found.numpy is None:
-        advice = _library_advice(found.numpy_error) or f"Install one for {python}: {_install(environment)}."
-        raise EnvironmentUnusable(
-            f"its numpy cannot be imported by {python}. {advice} The error was: {found.numpy_error}"
-        )
-    numbers = tuple(int(part) for part in re.findall(r"\d+", found.numpy)[:2])
-    if numbers < OLDEST_NUMPY:
-        raise EnvironmentUnusable(
-            f"its numpy is {found.numpy}; stubs need 1.21 or newer. Update it: {_install(environment)}."
-        )
+    if "broken_numpy" in found:
+        broken = found["broken_numpy"]
+        advice = _library_advice(broken) or f"Install one for {python}: {_install(environment)}."
+        raise EnvironmentUnusable(f"its numpy cannot be imported by {python}. {advice} The error was: {broken}")
+    numpy, install = found["numpy"], _install(environment)
+    if tuple(map(int, re.findall(r"\d+", numpy)[:2])) < OLDEST_NUMPY:
+        raise EnvironmentUnusable(f"its numpy is {numpy}; stubs need 1.21 or newer. Update it: {install}.")
 
 
 def inspect_file(interpreter: Path) -> None:

@@ -7,7 +7,8 @@ the third; both are idempotent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -87,7 +88,7 @@ def normalise(
     completed = copy_of(config)
     if not completed.name:
         completed.name = model_name
-    _fill_backend(completed, model_name, _VersionContents(model_dir))
+    _fill_backend(completed, model_name, functools.cache(lambda: _entries_of(model_dir)))
     _fill_defaults(completed)
     usable = usable_gpus(completed.backend, gpus)
     if gpu_to_cpu:
@@ -193,40 +194,34 @@ _KIND_NAME: dict[int, Literal["CPU", "GPU", "MODEL"]] = {
 }
 
 
-class _VersionContents:
-    """The entries of the first version folder, read when first needed.
+# Name -> whether it is a directory
+_Entries = Callable[[], dict[str, bool]]
+
+
+def _entries_of(folder: Path) -> dict[str, bool]:
+    """The entries of a model's first version folder.
 
     First means lexicographic, as upstream. But upstream takes the first folder of any name (`.ipynb_checkpoints` sorts
     before `1` and hides the model). Here folders with a number go first and hidden ones never count.
     """
-
-    def __init__(self, model_dir: Path) -> None:
-        self._model_dir = model_dir
-        self._entries: dict[str, bool] | None = None  # name -> is a directory
-
-    def has(self, known: _Format) -> bool:
-        if self._entries is None:
-            self._entries = self._read()
-        is_directory = self._entries.get(known.filename)
-        if is_directory is None:
-            return False
-        return known.shape == "any" or is_directory == (known.shape == "directory")
-
-    def _read(self) -> dict[str, bool]:
-        folder = self._model_dir
-        try:
-            names = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir()]
-            versions = sorted(names, key=lambda name: (not (name.isascii() and name.isdigit()), name))
-            if not versions:
-                return {}
-            folder = folder / versions[0]
-            return {entry.name: entry.is_dir() for entry in folder.iterdir()}
-        except OSError as error:
-            raise internal(f"failed to open directory {folder}: {error.strerror}") from None
+    try:
+        names = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir()]
+        versions = sorted(names, key=lambda name: (not (name.isascii() and name.isdigit()), name))
+        if not versions:
+            return {}
+        folder = folder / versions[0]
+        return {entry.name: entry.is_dir() for entry in folder.iterdir()}
+    except OSError as error:
+        raise internal(f"failed to open directory {folder}: {error.strerror}") from None
 
 
-def _fill_backend(config: Any, model_name: str, contents: _VersionContents) -> None:
-    known = _format_of(config, contents)
+def _has(entries: _Entries, known: _Format) -> bool:
+    is_directory = entries().get(known.filename)
+    return is_directory is not None and (known.shape == "any" or is_directory == (known.shape == "directory"))
+
+
+def _fill_backend(config: Any, model_name: str, entries: _Entries) -> None:
+    known = _format_of(config, entries)
     if known is not None:
         if not config.default_model_filename and _names_file(config, known):
             config.default_model_filename = known.filename
@@ -253,19 +248,19 @@ def _names_file(config: Any, known: _Format) -> bool:
     return known.platform != _LIBTORCH or bool(config.backend and not config.platform)
 
 
-def _format_of(config: Any, contents: _VersionContents) -> _Format | None:
+def _format_of(config: Any, entries: _Entries) -> _Format | None:
     if config.backend:
-        return _format_of_backend(config, contents)
+        return _format_of_backend(config, entries)
     platform = _LIBTORCH if config.platform == _LIBTORCH_ALIAS else config.platform
     for known in _FORMATS:
         if (platform and platform == known.platform) or config.default_model_filename == known.filename:
             return known
-        if not platform and not config.default_model_filename and contents.has(known):
+        if not platform and not config.default_model_filename and _has(entries, known):
             return known
     return None
 
 
-def _format_of_backend(config: Any, contents: _VersionContents) -> _Format | None:
+def _format_of_backend(config: Any, entries: _Entries) -> _Format | None:
     formats = [known for known in _FORMATS if known.backend == config.backend]
     if config.platform:
         # A platform of another backend still gets this backend's file name; validation then names the pair.
@@ -277,7 +272,7 @@ def _format_of_backend(config: Any, contents: _VersionContents) -> _Format | Non
         for known in formats:
             if config.default_model_filename == known.filename:
                 return known
-            if not config.default_model_filename and contents.has(known):
+            if not config.default_model_filename and _has(entries, known):
                 return known
         return None
     return formats[0] if formats else None

@@ -46,10 +46,10 @@ def parse_text(text: str, where: str) -> ModelConfig:
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
         reason = str(error).removeprefix(f"{line}:{column} : ")
-        templates = unfilled_templates(text)
+        templates = find_templates(text, in_string=False)
         if templates:
             # The parser's own error does not name them
-            line, column, reason = templates[0].line, templates[0].column, unfilled(templates[0])
+            line, column, reason = templates[0].line, templates[0].column, templates[0].remark
             if templates[1:]:
                 others = dict.fromkeys(f"{one.place} (line {one.line})" for one in templates[1:])
                 reason += f". Not filled in either: {', '.join(others)}"
@@ -153,27 +153,27 @@ class Template:
     def place(self) -> str:
         return f"${{{self.name}}}"
 
+    @property
+    def remark(self) -> str:
+        """What to tell of it: a placeholder in a string is kept as it is, any other is an error."""
+        if self.in_string:
+            return f"{self.place} is a template that has not been filled in; the model gets it as it stands"
+        return (
+            f"{self.place} is a template that has not been filled in. Write a value in its place, or have a script do "
+            f"it: tensorrtllm_backend's is tools/fill_template.py -i config.pbtxt {self.name}:VALUE"
+        )
 
-def find_templates(text: str) -> list[Template]:
-    """All placeholders outside of comments, in the order of the text."""
+
+def find_templates(text: str, in_string: bool) -> list[Template]:
+    """The placeholders within strings, or those in the place of a value, in the order of the text."""
     found = []
     for token in _TOKEN.finditer(text):
-        if token.lastgroup != "comment":
+        if token.lastgroup != "comment" and in_string == (token.lastgroup == "string"):
             for match in _PLACEHOLDER.finditer(text, token.start(), token.end()):
                 start = match.start()
                 line, column = text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
-                found.append(Template(match[1], start, line, column, token.lastgroup == "string"))
+                found.append(Template(match[1], start, line, column, in_string))
     return found
-
-
-def unfilled_templates(text: str) -> list[Template]:
-    """The templates that stand in the place of a value."""
-    return [one for one in find_templates(text) if not one.in_string]
-
-
-def kept_templates(text: str) -> list[Template]:
-    """The templates within strings, which are kept as they are."""
-    return [one for one in find_templates(text) if one.in_string]
 
 
 def with_words(text: str, templates: Sequence[Template]) -> str:
@@ -182,16 +182,3 @@ def with_words(text: str, templates: Sequence[Template]) -> str:
         length = len(one.place)
         text = text[: one.start] + "_" * length + text[one.start + length :]
     return text
-
-
-def unfilled(template: Template) -> str:
-    """The error about a placeholder in the place of a value, with the remedy."""
-    return (
-        f"{template.place} is a template that has not been filled in. Write a value in its place, or have a script do "
-        f"it: tensorrtllm_backend's is tools/fill_template.py -i config.pbtxt {template.name}:VALUE"
-    )
-
-
-def kept(template: Template) -> str:
-    """The remark about a placeholder in a string."""
-    return f"{template.place} is a template that has not been filled in; the model gets it as it stands"

@@ -11,8 +11,6 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from stubserve.model_config.protobuf_schema import add_file
 
-__all__ = ["MODEL_CONFIG_FILE", "ModelConfig", "is_repeated", "model_config_pb2"]
-
 MODEL_CONFIG_FILE = "model_config.proto"
 
 model_config_pb2: Any = add_file(

@@ -17,9 +17,9 @@ from typing import Any
 from google.protobuf import text_format
 
 from stubserve.errors import ServeError
-from stubserve.model_config.parse import decode_text, place_of_number, unfilled, unfilled_templates, with_words
+from stubserve.model_config.parse import decode_text, find_templates, place_of_number, with_words
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
-from stubserve.model_config.source import FieldPath, Source, UnreadableText
+from stubserve.model_config.source import Field, FieldPath, Source, UnreadableText
 
 _NO_FIELD = re.compile(r'Message type "inference\.([\w.]+)" has no field named "(\w+)"')
 _EXCERPT = re.compile(r"^'.*': ", re.DOTALL)
@@ -45,22 +45,26 @@ class Reading:
     mistakes: list[Mistake] = field(default_factory=list)
     complete: bool = True
 
+    def note(self, source: Source | None, line: int, column: int, text: str) -> Field | None:
+        """Notes a mistake at a place of `source`; the innermost field there."""
+        found = source.at(line, column) if source is not None else None
+        innermost, path = (None, ()) if found is None else (found[0], (*found[1], found[0].name))
+        self.mistakes.append(Mistake(line, column, text, path))
+        return innermost
+
     def line_of(self, path: FieldPath) -> int:
         """The line of a field, 0 if it is not known."""
         return self.source.line_of(path) if self.source is not None else 0
 
     def follows_from_mistake(self, path: FieldPath) -> bool:
         """Whether an error about a field may only follow from an unreadable field beside it."""
-        for mistake in self.mistakes:
-            beside = mistake.path[:-1] or mistake.path
-            if tuple(path[: len(beside)]) == beside:
-                return True
-        return False
+        places = [mistake.path[:-1] or mistake.path for mistake in self.mistakes]
+        return any(tuple(path[: len(beside)]) == beside for beside in places)
 
 
 def read_leniently(text: str) -> Reading:
     """Reads as much of a configuration as possible."""
-    templates = unfilled_templates(text)
+    templates = find_templates(text, in_string=False)
     readable = with_words(text, templates)
     try:
         source: Source | None = Source(readable)
@@ -69,11 +73,9 @@ def read_leniently(text: str) -> Reading:
     reading = Reading(ModelConfig(), source)
     rest = source
     for one in templates:
-        found = source.at(one.line, one.column) if source is not None else None
-        path = (*found[1], found[0].name) if found is not None else ()
-        reading.mistakes.append(Mistake(one.line, one.column, unfilled(one), path))
-        if rest is not None and found is not None and not rest.text[one.start].isspace():
-            rest = rest.without(found[0])
+        unread = reading.note(source, one.line, one.column, one.remark)
+        if rest is not None and unread is not None and not rest.text[one.start].isspace():
+            rest = rest.without(unread)
     while True:
         config = ModelConfig()
         left = readable if rest is None else rest.text
@@ -84,14 +86,12 @@ def read_leniently(text: str) -> Reading:
                 line, column = error.GetLine() or 0, error.GetColumn() or 0
             else:
                 line, column = place_of_number(left, error)
-            found = rest.at(line, column) if rest is not None else None
             reason = str(error).removeprefix(f"{line}:{column} : ")
-            path = (*found[1], found[0].name) if found is not None else ()
-            reading.mistakes.append(Mistake(line, column, _explained(reason), path))
-            if rest is None or found is None:
+            unread = reading.note(rest, line, column, _explained(reason))
+            if rest is None or unread is None:
                 reading.complete = False
                 return reading
-            rest = rest.without(found[0])
+            rest = rest.without(unread)
         else:
             reading.config = config
             return reading

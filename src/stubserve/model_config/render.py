@@ -19,10 +19,8 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from stubserve.errors import ServeError, internal, not_found
 from stubserve.model_config.complete import copy_of, normalise_again
-from stubserve.model_config.parse import from_json_dict, parse_json
+from stubserve.model_config.parse import parse_json
 from stubserve.model_config.proto import ModelConfig, is_repeated, model_config_pb2
-
-__all__ = ["adopt_completed", "conclude_auto_complete", "from_json_dict", "render_json", "to_json_dict"]
 
 _INT64 = frozenset(
     {
@@ -44,17 +42,8 @@ _INT64_AS_TEXT = frozenset(
 )
 
 
-def to_json_dict(config: ModelConfig) -> dict[str, Any]:
-    """The document of GET /v2/models/M/config; `initialize` gets it as text in `args["model_config"]`."""
-    return _message(config)
-
-
-def render_json(config: ModelConfig) -> str:
-    """`to_json_dict` as compact text, non-ASCII characters unescaped, as upstream hands it to `initialize`."""
-    return json.dumps(to_json_dict(config), separators=(",", ":"), ensure_ascii=False)
-
-
-def _message(message: Any) -> dict[str, Any]:
+def to_json_dict(message: ModelConfig) -> dict[str, Any]:
+    """The document of GET /v2/models/M/config, or a part of it; a model gets it as text in `args["model_config"]`."""
     document: dict[str, Any] = {}
     # A oneof's scalars last
     for field in sorted(message.DESCRIPTOR.fields, key=lambda one: bool(one.containing_oneof and not one.message_type)):
@@ -70,9 +59,14 @@ def _message(message: Any) -> dict[str, Any]:
     return document
 
 
+def render_json(config: ModelConfig) -> str:
+    """`to_json_dict` as compact text, non-ASCII characters unescaped, as upstream hands it to `initialize`."""
+    return json.dumps(to_json_dict(config), separators=(",", ":"), ensure_ascii=False)
+
+
 def _value(value: Any, field: FieldDescriptor) -> Any:
     if field.message_type is not None:
-        return _message(value)
+        return to_json_dict(value)
     if field.enum_type is not None:
         known = field.enum_type.values_by_number.get(value)
         return value if known is None else known.name
@@ -80,10 +74,8 @@ def _value(value: Any, field: FieldDescriptor) -> Any:
         return str(value) if field.full_name in _INT64_AS_TEXT else value
     if field.type == FieldDescriptor.TYPE_FLOAT:
         # The shortest text that gives this float32 back: 0.1, not 0.10000000149011612.
-        return _number(float(str(np.float32(value))))
-    if field.type == FieldDescriptor.TYPE_DOUBLE:
-        return _number(value)
-    return value
+        value = float(str(np.float32(value)))
+    return _number(value) if isinstance(value, float) else value
 
 
 def _number(value: float) -> float | int | str:

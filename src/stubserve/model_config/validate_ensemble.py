@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stubserve_stub.backends.loading import shape_text
+
 from stubserve.errors import ServeError, invalid, within
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 
@@ -244,26 +246,17 @@ def _disagreement(
     old = known.setdefault(tensor, new)
     where = f"in ensemble {ensemble}, ensemble tensor {tensor}: "
     if old.datatype != new.datatype:
-        first, second = _datatype(old.datatype), _datatype(new.datatype)
+        first, second = map(model_config_pb2.DataType.Name, (old.datatype, new.datatype))
         yield invalid(
             f"{where}inconsistent data type: {first} is inferred from model {old.model} while {second} is inferred "
             f"from model {new.model}"
         )
     elif not _fits(old.dims, new.dims) and not _fits(old.whole, new.whole):
         yield invalid(
-            f"{where}inconsistent shape: {_shape(old.whole)} is inferred from model {old.model} while "
-            f"{_shape(new.whole)} is inferred from model {new.model}"
+            f"{where}inconsistent shape: {shape_text(old.whole)} is inferred from model {old.model} while "
+            f"{shape_text(new.whole)} is inferred from model {new.model}"
         )
 
 
 def _fits(one: Sequence[int], other: Sequence[int]) -> bool:
     return len(one) == len(other) and all(a == b or -1 in (a, b) for a, b in zip(one, other, strict=True))
-
-
-def _datatype(number: int) -> str:
-    name: str = model_config_pb2.DataType.Name(number)
-    return name
-
-
-def _shape(dims: Sequence[int]) -> str:
-    return f"[{','.join(map(str, dims))}]"

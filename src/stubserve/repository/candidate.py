@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from stubserve.errors import ServeError, internal, invalid, raise_first
 from stubserve.gpus import NO_GPUS, Gpus, supported
 from stubserve.model_config.complete import gpu_groups, normalise, usable_gpus, without_instances
-from stubserve.model_config.parse import kept, kept_templates, parse_json, parse_text
+from stubserve.model_config.parse import find_templates, parse_json, parse_text
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate_directory_name, validate_model
 from stubserve.model_config.validate_io import io_problems
@@ -115,8 +115,8 @@ def read_candidate(
         # Without a file, only the model itself knows its inputs and outputs.
         path, text = config_text(folder, settings.config_name, required=settings.disable_auto_complete)
         written = None if text is None else parse_text(text, str(path))
-        for template in kept_templates(text or ""):
-            log.warning("%s:%d: %s", path, template.line, kept(template))
+        for template in find_templates(text or "", in_string=True):
+            log.warning("%s:%d: %s", path, template.line, template.remark)
     given = written if written is not None else ModelConfig()
     if folder.renamed:
         given.ClearField("name")

@@ -11,9 +11,8 @@ Configuration, admission of requests, import, batches, senders and responses are
 Only the transport between them differs: tensors are copied instead of shared, and there is no scheduler.
 """
 
-from stubserve.testing.answer import Answer, ModelError
 from stubserve.testing.loading import load
-from stubserve.testing.model import LoadedModel
+from stubserve.testing.model import Answer, LoadedModel, ModelError
 from stubserve.testing.request import Request
 
 __all__ = ["Answer", "LoadedModel", "ModelError", "Request", "load"]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from stubserve_stub.api.bls import received
 from stubserve_stub.api.tensors import Tensor as StubTensor
-from stubserve_stub.wire.options import RequestOptions
 from triton_python_backend_utils import InferenceRequest, InferenceResponse, Tensor, TritonError
 
 from stubserve.testing.execution import LocalChannel
@@ -40,8 +39,7 @@ class LocalCalls:
         request: Any,
         on_answer: Callable[[], None] | None = None,
     ) -> LocalCall:
-        name, version = target
-        call = LocalCall(self._answers(name, version, decoupled, *request))
+        call = LocalCall(self._answers(target, decoupled, request))
         if on_answer is not None:
             on_answer()
         return call
@@ -61,16 +59,10 @@ class LocalCalls:
     def expect_no_more(self, loop: Any) -> None: ...
 
     def _answers(
-        self,
-        name: str,
-        version: int,
-        decoupled: bool,
-        id: str,
-        options: RequestOptions,
-        trace: object,
-        names: list[str] | None,
-        inputs: list[Any],
+        self, target: tuple[str, int], decoupled: bool, request: Any
     ) -> Iterator[tuple[InferenceResponse, bool]]:
+        name, version = target
+        id, options, _, names, inputs = request
         function = self._targets.get(name)
         if function is None:
             text = f"Failed for execute the inference request. Model '{name}' is not ready."
@@ -80,7 +72,7 @@ class LocalCalls:
         tensors = [
             StubTensor._received(tensor, datatype, shape, data, None) for tensor, datatype, shape, data in inputs
         ]
-        request = InferenceRequest(
+        made = InferenceRequest(
             id,
             options.correlation_id,
             tensors,
@@ -91,7 +83,7 @@ class LocalCalls:
             options.timeout_us,
             parameters=dict(options.parameters or {}),
         )
-        result = function(request)
+        result = function(made)
         if isinstance(result, InferenceResponse | Mapping):
             yield self._received(_response(result), names), True
             return

@@ -1,7 +1,8 @@
-"""`LoadedModel`: what a test does with a model."""
+"""`LoadedModel`: what a test does with a model, and the `Answer` that the model gives to a request."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -10,16 +11,65 @@ import numpy as np
 from stubserve_stub.api import bls
 from stubserve_stub.backends.python.model import Model
 from stubserve_stub.runtime.states import specs_of
-from triton_python_backend_utils import InferenceRequest, InferenceResponse
+from triton_python_backend_utils import InferenceRequest, InferenceResponse, TritonError
 
 from stubserve.inference.signature import Signature
-from stubserve.testing.answer import Answer
 from stubserve.testing.calls import LocalCalls, Target
 from stubserve.testing.execution import LocalExecutor
 from stubserve.testing.request import Request, check_response, prepare
 from stubserve.testing.surroundings import Surroundings
 
 _SILENT_S = 60.0
+
+
+class ModelError(Exception):
+    """A model answered a request with an error. `code` is one of TritonError's."""
+
+    def __init__(self, error: TritonError) -> None:
+        super().__init__(error.message())
+        self.message = error.message()
+        self.code = error.code()
+
+
+class Answer:
+    """The responses to one request, in the order in which the model gave them: one, or any number if it is decoupled.
+
+    `answer["OUTPUT0"]` is an output of the only response.
+    """
+
+    def __init__(self, responses: Sequence[InferenceResponse]) -> None:
+        self.responses = list(responses)
+
+    @property
+    def response(self) -> InferenceResponse:
+        """The only response. Raises AssertionError if there is none or more than one."""
+        assert len(self.responses) == 1, f"the model gave {len(self.responses)} responses to this request, not one"
+        return self.responses[0]
+
+    @property
+    def error(self) -> TritonError | None:
+        """The error of the only response."""
+        return self.response.error()
+
+    @property
+    def outputs(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The outputs of the only response. Raises ModelError if that is an error."""
+        error = self.response.error()
+        if error is not None:
+            raise ModelError(error)
+        return {tensor.name(): tensor.as_numpy() for tensor in self.response.output_tensors()}
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the only response."""
+        parameters: dict[str, Any] = json.loads(self.response.parameters() or "{}")
+        return parameters
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        return self.outputs[name]
+
+    def __repr__(self) -> str:
+        return f"<Answer of {len(self.responses)} responses>"
 
 
 class LoadedModel:

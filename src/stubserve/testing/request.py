@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from stubserve_stub.api import tensors as stub
-from stubserve_stub.wire.datatypes import BY_NUMBER
+from stubserve_stub.wire.datatypes import BY_NUMBER, fits
 from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.inference.admission import admit
@@ -128,7 +128,7 @@ def check_response(signature: Signature, request: Prepared, index: int, wire: An
         if signature.max_batch_size:
             # A decoupled model may answer a batch in pieces.
             dims.insert(0, -1 if signature.decoupled else request.rows)
-        if len(shape) != len(dims) or any(dim not in (-1, size) for size, dim in zip(shape, dims, strict=True)):
+        if not fits(shape, dims):
             raise AssertionError(f"{where}: output '{name}' has shape {list(shape)}, expected {dims}")
     missing = [name for name in list(request.names) if name not in {output[0] for output in outputs}]
     if missing and not signature.decoupled:

@@ -30,11 +30,11 @@ def incompatible(function: str, signature: str, args: Tuple[Any, ...], kwargs: O
     kind = "constructor" if function == "__init__" else "function"
     invoked = ", ".join(repr(value) for value in args)
     if kwargs:
-        named = ", ".join("{}={!r}".format(name, value) for name, value in kwargs.items())
-        invoked = "{}; kwargs: {}".format(invoked, named) if args else "kwargs: {}".format(named)
+        named = ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
+        invoked = f"{invoked}; kwargs: {named}" if args else f"kwargs: {named}"
     return TypeError(
-        "{}(): incompatible {} arguments. The following argument types are supported:\n    1. {}\n\n"
-        "Invoked with: {}".format(function, kind, signature, invoked)
+        f"{function}(): incompatible {kind} arguments. The following argument types are supported:\n    1. "
+        f"{signature}\n\nInvoked with: {invoked}"
     )
 
 

@@ -249,7 +249,7 @@ def _input(channel: Channel, tensor: Tensor) -> WireTensor:
 def _refusal(target: Target, request: Request) -> str:
     """Why the parameters of a request cannot be sent, empty if they can."""
     refusal = params.refusal(request[1].parameters)
-    return "Model {} - Error when running inference: {}".format(target[0], refusal) if refusal else ""
+    return f"Model {target[0]} - Error when running inference: {refusal}" if refusal else ""
 
 
 def _refused(text: str, decoupled: bool, code: ErrorCode = ErrorCode.INTERNAL) -> Any:
@@ -280,7 +280,7 @@ def _output(channel: Channel, name: str, datatype: int, shape: Sequence[int], wi
         return Tensor._listed(name, shape, place.elements)
     if not isinstance(place, (InArena, Shared)):
         why = places.refusal(place) or "lies in memory that was never this stub's to read"
-        raise TritonModelException("Output '{}' of another model {}.".format(name, why))
+        raise TritonModelException(f"Output '{name}' of another model {why}.")
     view = Lease(channel.arena, place.offset, place.nbytes, channel.drop).view()
     if isinstance(place, Shared) or place.nbytes <= COPIED_BYTES:
         view = view.toreadonly()

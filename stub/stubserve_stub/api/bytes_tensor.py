@@ -42,7 +42,7 @@ def decode(blob: Buffer) -> List[bytes]:
     try:
         return strings.split(blob if isinstance(blob, bytes) else bytes(blob))
     except ValueError as malformed:
-        raise TritonModelException("Invalid bytes tensor data: {}".format(malformed)) from None
+        raise TritonModelException(f"Invalid bytes tensor data: {malformed}") from None
 
 
 def decode_array(blob: Buffer) -> "np.ndarray[Any, Any]":

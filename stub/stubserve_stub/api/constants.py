@@ -17,10 +17,10 @@ class BoundEnum(enum.IntEnum):
     """An enumeration whose members look like those of a bound C++ enum."""
 
     def __repr__(self) -> str:
-        return "<{}.{}: {}>".format(type(self).__name__, self.name, int(self))
+        return f"<{type(self).__name__}.{self.name}: {int(self)}>"
 
     def __str__(self) -> str:
-        return "{}.{}".format(type(self).__name__, self.name)
+        return f"{type(self).__name__}.{self.name}"
 
 
 class ErrorCode(BoundEnum):

@@ -146,9 +146,8 @@ def imported(given: Any) -> Tuple[int, "np.ndarray[Any, Any]"]:
     datatype = _DATATYPES.get((content.code, content.bits)) if content.lanes == 1 else None
     if datatype is None:
         raise TritonModelException(
-            "DLPack tensor has data type code {}, {} bits, {} lanes, for which Triton has no data type.".format(
-                content.code, content.bits, content.lanes
-            )
+            f"DLPack tensor has data type code {content.code}, {content.bits} bits, {content.lanes} lanes, for which "
+            "Triton has no data type."
         )
     if datatype in (BF16, BOOL):
         content.code = _UINT
@@ -164,7 +163,7 @@ def _check_device(device_type: int) -> None:
             "copy it to the CPU first."
         )
     if device_type not in (CPU, CUDA_HOST):
-        raise TritonModelException("DLDevice type {} is not support by Python backend.".format(device_type))
+        raise TritonModelException(f"DLDevice type {device_type} is not support by Python backend.")
 
 
 def _in_c_order(shape: List[int], strides: List[int]) -> bool:
@@ -180,5 +179,5 @@ def _in_c_order(shape: List[int], strides: List[int]) -> bool:
 def _require_numpy() -> None:
     if not hasattr(np.ndarray, "__dlpack__"):
         raise TritonModelException(
-            "DLPack needs numpy 1.22 or later in the model's environment; this is {}.".format(np.__version__)
+            f"DLPack needs numpy 1.22 or later in the model's environment; this is {np.__version__}."
         )

@@ -59,9 +59,8 @@ def _write(level: LogLevel, message: Any, function: str) -> None:
         return
     now = datetime.datetime.now()
     sys.stderr.write(
-        "{}{:%m%d %H:%M:%S.%f} {} {}:{}]  {}\n".format(
-            "I" if level == LogLevel.VERBOSE else level.name[0], now, os.getpid(), os.path.basename(file), line, text
-        )
+        f"{'I' if level == LogLevel.VERBOSE else level.name[0]}{now:%m%d %H:%M:%S.%f} {os.getpid()} "
+        f"{os.path.basename(file)}:{line}]  {text}\n"
     )
     sys.stderr.flush()
 

@@ -9,7 +9,7 @@ thread at any moment, see `Control.send`.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from stubserve_stub.api.arguments import as_text, incompatible
 from stubserve_stub.api.constants import MetricKind
@@ -17,6 +17,7 @@ from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.questions import Questions
 
 _NO_SERVER = "Metrics can be made and used from 'initialize' on, in a model that a server has loaded."
+_FAILED = "Failed to {} metric value"
 _DELETED = (
     "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
     "be deleted AFTER its corresponding 'Metric' objects have been deleted."
@@ -60,57 +61,44 @@ class Metric:
 
     def increment(self, value: float) -> None:
         """Adds to a counter, which takes no negative values, or to a gauge."""
-        doing = "Failed to increment metric value"
-        amount = self._amount("increment", doing, value)
-        if self._family.kind == MetricKind.HISTOGRAM:
-            self._refuse(doing, "Increment")
+        amount = self._amount("increment", value, MetricKind.COUNTER, MetricKind.GAUGE)
         if self._family.kind == MetricKind.COUNTER and amount < 0:
             raise self._family.server.refused(
-                doing,
+                _FAILED.format("increment"),
                 "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values.",
             )
         self._change("increment", amount)
 
     def set(self, value: float) -> None:
         """Sets a gauge."""
-        doing = "Failed to set metric value"
-        amount = self._amount("set", doing, value)
-        if self._family.kind != MetricKind.GAUGE:
-            self._refuse(doing, "Set")
-        self._change("set", amount)
+        self._change("set", self._amount("set", value, MetricKind.GAUGE))
 
     def observe(self, value: float) -> None:
         """Counts a value of a histogram."""
-        doing = "Failed to observe metric value"
-        amount = self._amount("observe", doing, value)
-        if self._family.kind != MetricKind.HISTOGRAM:
-            self._refuse(doing, "Observe")
-        self._change("observe", amount)
+        self._change("observe", self._amount("observe", value, MetricKind.HISTOGRAM))
 
     def value(self) -> float:
         """The value of a counter or gauge in the server, with the changes of other instances."""
-        doing = "Failed to get metric value"
-        self._require_family(doing)
-        if self._family.kind == MetricKind.HISTOGRAM:
-            self._refuse(doing, "Value")
+        doing = _FAILED.format("get")
+        self._check(doing, "Value", MetricKind.COUNTER, MetricKind.GAUGE)
         value: float = self._family.server.ask("metric_value", doing, metric=self._number)
         return value
 
-    def _amount(self, method: str, doing: str, value: Any) -> float:
+    def _amount(self, method: str, value: Any, *kinds: MetricKind) -> float:
+        """The argument of a method that metrics of these kinds have."""
         amount = _as_float(value)
         if amount is None:
             signature = "(self: c_python_backend_utils.Metric, arg0: float) -> None"
             raise incompatible(method, signature, (self, value))
-        self._require_family(doing)
+        self._check(_FAILED.format(method), method.capitalize(), *kinds)
         return amount
 
-    def _require_family(self, doing: str) -> None:
+    def _check(self, doing: str, what: str, *kinds: MetricKind) -> None:
         if not self._family.alive:
-            raise TritonModelException("{}: {}".format(doing, _DELETED))
-
-    def _refuse(self, doing: str, what: str) -> NoReturn:
-        reason = "TRITONSERVER_METRIC_KIND_{} does not support {}".format(self._family.kind.name, what)
-        raise self._family.server.refused(doing, reason)
+            raise TritonModelException(f"{doing}: {_DELETED}")
+        if self._family.kind not in kinds:
+            reason = f"TRITONSERVER_METRIC_KIND_{self._family.kind.name} does not support {what}"
+            raise self._family.server.refused(doing, reason)
 
     def _change(self, change: str, amount: float) -> None:
         self._family.server.tell("metric_change", metric=self._number, change=change, value=amount)
@@ -203,7 +191,7 @@ def _bounds(kind: MetricKind, buckets: Optional[Any]) -> Optional[List[float]]:
     for bucket in buckets:
         bound = _as_float(bucket)
         if bound is None:
-            raise TritonModelException("Failed to create metric. Buckets must be numbers, {!r} is none.".format(bucket))
+            raise TritonModelException(f"Failed to create metric. Buckets must be numbers, {bucket!r} is none.")
         bounds.append(bound)
     return bounds
 

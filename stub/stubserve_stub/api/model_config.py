@@ -24,17 +24,21 @@ class ModelConfig:
         return json.dumps(self._model_config)
 
     @property
+    def _name(self) -> str:
+        name: str = self._model_config["name"]
+        return name
+
+    @property
     def _where(self) -> str:
-        return "in auto-complete-config function for model '{}'".format(self._model_config["name"])
+        return f"in auto-complete-config function for model '{self._name}'"
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Sets the largest batch size; it may only grow."""
         specified = self._model_config["max_batch_size"]
         if specified > max_batch_size:
             raise ValueError(
-                "configuration specified max_batch_size {}, but {} specified max_batch_size {}".format(
-                    specified, self._where, max_batch_size
-                )
+                f"configuration specified max_batch_size {specified}, but {self._where} specified max_batch_size "
+                f"{max_batch_size}"
             )
         self._model_config["max_batch_size"] = max_batch_size
 
@@ -43,27 +47,23 @@ class ModelConfig:
         for choice in ("sequence_batching", "ensemble_scheduling"):
             if choice in self._model_config:
                 raise ValueError(
-                    "Configuration specified scheduling_choice as '{}', but auto-complete-config function for model "
-                    "'{}' tries to set scheduling_choice as 'dynamic_batching'".format(
-                        choice, self._model_config["name"]
-                    )
+                    f"Configuration specified scheduling_choice as '{choice}', but auto-complete-config function for "
+                    f"model '{self._name}' tries to set scheduling_choice as 'dynamic_batching'"
                 )
         self._model_config.setdefault("dynamic_batching", {})
 
     def set_model_transaction_policy(self, transaction_policy_dict: Dict[str, Any]) -> None:
         """Sets `{"decoupled": bool}`; a value that the configuration states cannot change."""
         if any(key != "decoupled" for key in transaction_policy_dict):
-            raise ValueError(
-                "model transaction property {} contains property other than 'decoupled'.".format(self._where)
-            )
+            raise ValueError(f"model transaction property {self._where} contains property other than 'decoupled'.")
         policy = self._model_config.setdefault("model_transaction_policy", {})
         if "decoupled" not in transaction_policy_dict:
             return
         specified = policy.setdefault("decoupled", transaction_policy_dict["decoupled"])
         if specified != transaction_policy_dict["decoupled"]:
             raise ValueError(
-                "trying to change decoupled property in auto-complete-config for model '{}', "
-                "which is already set to '{}'.".format(self._model_config["name"], specified)
+                "trying to change decoupled property in auto-complete-config for model "
+                f"'{self._name}', which is already set to '{specified}'."
             )
 
     def add_input(self, input: Dict[str, Any]) -> None:
@@ -75,8 +75,8 @@ class ModelConfig:
             specified = configured.setdefault("optional", input["optional"])
             if specified != input["optional"]:
                 raise ValueError(
-                    "model '{}', tensor '{}': the model expects optional {} but the model configuration specifies "
-                    "optional {}".format(self._model_config["name"], input["name"], input["optional"], specified)
+                    f"model '{self._name}', tensor '{input['name']}': the model expects optional "
+                    f"{input['optional']} but the model configuration specifies optional {specified}"
                 )
 
     def add_output(self, output: Dict[str, Any]) -> None:
@@ -88,19 +88,17 @@ class ModelConfig:
         for key in tensor:
             if key not in allowed:
                 raise ValueError(
-                    "{} '{}' {} contains property other than {}.".format(
-                        kind, tensor.get("name", ""), self._where, spelled
-                    )
+                    f"{kind} '{tensor.get('name', '')}' {self._where} contains property other than {spelled}."
                 )
         if "name" not in tensor:
-            raise ValueError("{} {} is missing 'name' property.".format(kind, self._where))
+            raise ValueError(f"{kind} {self._where} is missing 'name' property.")
         for key in ("data_type", "dims"):
             if key not in tensor:
-                raise ValueError("{} '{}' {} is missing '{}' property.".format(kind, tensor["name"], self._where, key))
+                raise ValueError(f"{kind} '{tensor['name']}' {self._where} is missing '{key}' property.")
 
     def _add(self, kind: str, tensor: Dict[str, Any]) -> Any:
         """Appends the tensor, or merges it into the configured one of its name, which it returns."""
-        model, name = self._model_config["name"], tensor["name"]
+        model, name = self._name, tensor["name"]
         for configured in self._model_config[kind]:
             if configured["name"] != name:
                 continue
@@ -108,15 +106,15 @@ class ModelConfig:
                 configured["data_type"] = tensor["data_type"]
             elif configured["data_type"] != tensor["data_type"]:
                 raise ValueError(
-                    "unable to load model '{}', configuration expects datatype {} for {} '{}', model provides "
-                    "{}".format(model, configured["data_type"], kind, name, tensor["data_type"])
+                    f"unable to load model '{model}', configuration expects datatype {configured['data_type']} for "
+                    f"{kind} '{name}', model provides {tensor['data_type']}"
                 )
             if not configured["dims"]:
                 configured["dims"] = tensor["dims"]
             elif configured["dims"] != tensor["dims"]:
                 raise ValueError(
-                    "model '{}', tensor '{}': the model expects dims {} but the model configuration specifies dims "
-                    "{}".format(model, name, tensor["dims"], configured["dims"])
+                    f"model '{model}', tensor '{name}': the model expects dims {tensor['dims']} but the model "
+                    f"configuration specifies dims {configured['dims']}"
                 )
             return configured
         self._model_config[kind].append(tensor)

@@ -17,7 +17,7 @@ Parameters = Dict[str, Union[bool, int, float, str]]
 Given = Optional[Mapping[str, Any]]
 
 # Characters before which JSON wants a backslash, as the server's printer writes them.
-_ESCAPES = {chr(code): "\\u{:04X}".format(code) for code in range(0x20)}
+_ESCAPES = {chr(code): f"\\u{code:04X}" for code in range(0x20)}
 _ESCAPES.update({'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 _ESCAPE_TABLE = str.maketrans(_ESCAPES)
 
@@ -27,14 +27,12 @@ def checked(parameters: Any) -> Optional[Parameters]:
     if parameters is None:
         return None
     if not isinstance(parameters, dict):
-        raise TritonModelException("Expect dict, got {}".format(type(parameters)))
+        raise TritonModelException(f"Expect dict, got {type(parameters)}")
     for key, value in parameters.items():
         if not isinstance(key, str):
-            raise TritonModelException("Expect parameters keys to have type str, found type {}".format(type(key)))
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
         if not isinstance(value, (bool, int, str)):
-            raise TritonModelException(
-                "Expect parameters values to have type bool/int/str, found type {}".format(type(value))
-            )
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
     return dict(parameters) or None
 
 
@@ -45,10 +43,10 @@ def refusal(parameters: Given) -> str:
     """
     for key, value in (parameters or {}).items():
         if isinstance(value, int) and not INT64_MIN <= value <= INT64_MAX:
-            return "Unsupported value type on parameters: '{}' is {}, not an integer of 64 bits".format(key, value)
+            return f"Unsupported value type on parameters: '{key}' is {value}, not an integer of 64 bits"
         for text in (key, value):
             if isinstance(text, str) and as_text(text) is None:
-                return "Unsupported value type on parameters: {!r} has characters that UTF-8 cannot encode".format(text)
+                return f"Unsupported value type on parameters: {text!r} has characters that UTF-8 cannot encode"
     return ""
 
 
@@ -61,7 +59,7 @@ def received_json(parameters: Given) -> str:
     """The JSON text of what a client sent."""
     if not parameters:
         return "{}"
-    return "{" + ",".join('"{}":{}'.format(_escaped(key), _value(value)) for key, value in parameters.items()) + "}"
+    return "{" + ",".join(f'"{_escaped(key)}":{_value(value)}' for key, value in parameters.items()) + "}"
 
 
 def _escaped(text: str) -> str:
@@ -70,7 +68,7 @@ def _escaped(text: str) -> str:
 
 def _value(value: Union[bool, int, float, str]) -> str:
     if isinstance(value, str):
-        return '"{}"'.format(_escaped(value))
+        return f'"{_escaped(value)}"'
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -95,8 +93,8 @@ def _double(value: float) -> str:
         return sign + "0.0"
     if 0 < point <= 21:
         digits = digits.ljust(point, "0")
-        return "{}{}.{}".format(sign, digits[:point], digits[point:] or "0")
+        return f"{sign}{digits[:point]}.{digits[point:] or '0'}"
     if -6 < point <= 0:
-        return "{}0.{}{}".format(sign, "0" * -point, digits)
+        return f"{sign}0.{'0' * -point}{digits}"
     tail = "." + digits[1:] if len(digits) > 1 else ""
-    return "{}{}{}e{}".format(sign, digits[0], tail, point - 1)
+    return f"{sign}{digits[0]}{tail}e{point - 1}"

@@ -47,7 +47,7 @@ class Questions:
     def refused(self, failure: str, reason: str) -> TritonModelException:
         """The error for a question that the server refuses, or is known to refuse."""
         return TritonModelException(
-            "{}: Failed to process the request for model '{}', message: {}".format(failure, self._instance, reason)
+            f"{failure}: Failed to process the request for model '{self._instance}', message: {reason}"
         )
 
     def on_told(self, message: Dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ def load_model(model_name: str, config: str = "", files: Optional[Any] = None) -
         )
     if files is not None and not isinstance(files, dict):
         raise TritonModelException(
-            "failed to load model '{}', files should be a dictionary of file paths and file contents".format(name)
+            f"failed to load model '{name}', files should be a dictionary of file paths and file contents"
         )
     contents = {}
     for key, value in (files or {}).items():
@@ -92,14 +92,14 @@ def _path(key: Any) -> str:
     """The path in a key `file:<path>`."""
     _require(str, key)
     if not key.startswith("file:"):
-        raise TritonModelException("Failed to load model: unrecognized load parameter '{}'.".format(key))
+        raise TritonModelException(f"Failed to load model: unrecognized load parameter '{key}'.")
     path: str = key[len("file:") :]
     return path
 
 
 def _require(wanted: type, value: Any) -> None:
     if not isinstance(value, wanted):
-        raise TypeError("Object of type '{}' is not an instance of '{}'".format(type(value).__name__, wanted.__name__))
+        raise TypeError(f"Object of type '{type(value).__name__}' is not an instance of '{wanted.__name__}'")
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
@@ -130,7 +130,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
 
 def _ask(question: str, failure: str, **fields: Any) -> Any:
     if _questions is None:
-        raise TritonModelException("{}: there is no server to ask before 'initialize'.".format(failure))
+        raise TritonModelException(f"{failure}: there is no server to ask before 'initialize'.")
     return _questions.ask(question, failure, **fields)
 
 

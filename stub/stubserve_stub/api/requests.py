@@ -39,20 +39,18 @@ _SIGNATURE = (
 
 
 class PreferredMemory:
-    """Where a model would like the outputs of a request: a memory type and, for GPU memory, the device."""
+    """Where a model would like the outputs of a request. It has no effect: all memory is the CPU's."""
 
-    __slots__ = ("__weakref__", "_device_id", "_memory_type")
+    __slots__ = ("__weakref__",)
 
     def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
-        device_id = as_integer(preferred_device_id, INT64_MIN, INT64_MAX)
-        if not isinstance(preferred_memory_type, MemoryType) or device_id is None:
+        number = as_integer(preferred_device_id, INT64_MIN, INT64_MAX)
+        if not isinstance(preferred_memory_type, MemoryType) or number is None:
             raise incompatible(
                 "__init__",
                 "PreferredMemory(preferred_memory_type: MemoryType, preferred_device_id: int = 0)",
                 (preferred_memory_type, preferred_device_id),
             )
-        self._memory_type = preferred_memory_type
-        self._device_id = device_id
 
 
 class InferenceTrace:
@@ -84,7 +82,7 @@ class InferenceRequest:
     _options: RequestOptions
     _requested_output_names: Sequence[str]
     _inputs: List[Tensor]
-    # Of a request that a model made. All memory is the CPU's, whichever it prefers.
+    # Of a request that a model made
     _target: Optional[bls.Target]
     # Of a received request: makes its sender; set from another thread; for its release
     _create_sender: Optional[Callable[[InferenceRequest], InferenceResponseSender]]
@@ -176,9 +174,8 @@ class InferenceRequest:
             raise incompatible("__init__", _SIGNATURE, (), given)
         if None in tensors or "" in names:
             raise TritonModelException(
-                "{} for request with id '{}' and model name '{}' should not be empty.".format(
-                    "Input tensor" if None in tensors else "Requested output name", identifier, model
-                )
+                f"{'Input tensor' if None in tensors else 'Requested output name'} for request with id '{identifier}' "
+                f"and model name '{model}' should not be empty."
             )
         self._set(
             identifier,
@@ -326,12 +323,12 @@ def _truth(function: str, request: InferenceRequest, given: Any) -> bool:
 def _correlation_id(given: Any) -> Union[int, str]:
     if isinstance(given, str):
         if as_text(given) is None:
-            raise TritonModelException("Correlation ID has characters that UTF-8 cannot encode: {!r}".format(given))
+            raise TritonModelException(f"Correlation ID has characters that UTF-8 cannot encode: {given!r}")
         return given
     if not isinstance(given, int):
         raise TritonModelException("Correlation ID must be integer or string")
     if not 0 <= given <= UINT64_MAX:
-        raise TritonModelException("Correlation ID must be from 0 to 2**64 - 1, got {}".format(given))
+        raise TritonModelException(f"Correlation ID must be from 0 to 2**64 - 1, got {given}")
     return int(given)
 
 

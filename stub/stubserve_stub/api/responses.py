@@ -9,16 +9,14 @@ from stubserve_stub.api.arguments import as_list, incompatible
 from stubserve_stub.api.exceptions import TritonError, TritonModelException
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets
+from stubserve_stub.runtime.outputs import RegionWriter, failed, response_of
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull
-from stubserve_stub.wire.places import Place
 
 if TYPE_CHECKING:
     # These import msgpack, which is missing where only the public module is wanted.
-    from stubserve_stub.runtime.region_batch import RegionWriter
     from stubserve_stub.runtime.states import StateUpdate
-    from stubserve_stub.wire.messages import WireResponse, WireTensor
+    from stubserve_stub.wire.messages import WireResponse
 
 
 class InferenceResponse:
@@ -92,28 +90,14 @@ class InferenceResponse:
         refusal = params.refusal(self._parameters) if self._parameters else ""
         if refusal:
             return failed(refusal, codes.INTERNAL)
-        kept: List[Tensor] = []
-        outputs: List[WireTensor] = []
-        try:
-            for tensor in self._output_tensors:
-                name = tensor._name
-                if name not in requested:
-                    continue
-                kept.append(tensor)
-                if tensor._elements is not None and in_regions is None:
-                    outputs.append((name, tensor._datatype, tensor._shape, placer.place(tensor._elements)))
-                    continue
-                datatype, shape, buffer = tensor._payload()
-                place: Optional[Place] = None if in_regions is None else in_regions(name, buffer)
-                outputs.append((name, datatype, shape, placer.place(buffer) if place is None else place))
-        except ArenaFull as full:
-            placer.free(own_offsets(outputs))
-            return no_memory(full)
-        except Refusal as refused:
-            placer.free(own_offsets(outputs))
-            return failed(str(refused), refused.code)
-        self._output_tensors = kept
-        return (None, outputs, self._parameters)
+        self._output_tensors = [tensor for tensor in self._output_tensors if tensor._name in requested]
+        outputs = [
+            (tensor._name, tensor._datatype, tensor._shape, tensor._elements)
+            if tensor._elements is not None and in_regions is None
+            else (tensor._name, *tensor._payload())
+            for tensor in self._output_tensors
+        ]
+        return response_of(outputs, self._parameters, placer, in_regions)
 
     def _keep(self, update: StateUpdate, keep: Callable[..., None], *how: Any) -> Optional[WireResponse]:
         """Has `keep`, a function of `update`, keep its states; the error if they cannot be kept."""
@@ -121,10 +105,8 @@ class InferenceResponse:
             return None
         try:
             keep({tensor._name: tensor._payload() for tensor in self._output_tensors}, *how)
-        except Refusal as refusal:
-            return failed(str(refusal), refusal.code)
-        except ArenaFull as full:
-            return no_memory(full)
+        except (Refusal, ArenaFull) as error:
+            return failed(str(error), error.code)
         return None
 
 

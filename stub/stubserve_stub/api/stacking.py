@@ -1,13 +1,12 @@
 """A whole batch as one array, and back: `execute` gets a list of requests, and most models want an array.
 
-The rows of a batch are those of its requests, in order. The array of a single request is its own memory. The array of
-several is a copy, except where their inputs lie next to each other: then it is a view of that memory, and keeps it
-alive. Small inputs (COPIED_BYTES) are always copied.
+The rows of a batch are those of its requests, in order. The array of a single request is its own memory, that of
+several is a copy.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Array, Tensor
-from stubserve_stub.wire.layout import INLINE_BYTES
 
 
 def stack(requests: Sequence[InferenceRequest], name: str, pad: Any = None) -> Array:
@@ -40,7 +38,7 @@ def stack(requests: Sequence[InferenceRequest], name: str, pad: Any = None) -> A
     for index, array in enumerate(arrays):
         if not array.ndim:
             raise TritonModelException(
-                "stack: input '{}' of {} has no dimension along which to join".format(name, _named(requests, index))
+                f"stack: input '{name}' of {_named(requests, index)} has no dimension along which to join"
             )
         if array.dtype != first.dtype or array.ndim != first.ndim:
             raise _misfit(requests, arrays, index, name, "")
@@ -50,8 +48,7 @@ def stack(requests: Sequence[InferenceRequest], name: str, pad: Any = None) -> A
         return first
     if any(array.shape[1:] != first.shape[1:] for array in arrays):
         return _padded(arrays, pad)
-    joined = _adjacent(arrays)
-    return np.concatenate(arrays) if joined is None else joined
+    return np.concatenate(arrays)
 
 
 def unstack(requests: Sequence[InferenceRequest], outputs: Mapping[str, Array]) -> List[InferenceResponse]:
@@ -71,12 +68,11 @@ def unstack(requests: Sequence[InferenceRequest], outputs: Mapping[str, Array]) 
     rows = [_rows(requests, index) for index in range(len(requests))]
     for name, array in outputs.items():
         if not isinstance(array, np.ndarray):
-            raise TypeError("unstack: output '{}' is no numpy array but {}".format(name, type(array)))
+            raise TypeError(f"unstack: output '{name}' is no numpy array but {type(array)}")
         if not array.ndim or array.shape[0] != sum(rows):
             raise TritonModelException(
-                "unstack: output '{}' has shape {}, but the requests have {} rows together: {}".format(
-                    name, list(array.shape), sum(rows), rows
-                )
+                f"unstack: output '{name}' has shape {list(array.shape)}, but the requests have {sum(rows)} rows "
+                f"together: {rows}"
             )
     responses = []
     start = 0
@@ -93,9 +89,8 @@ def _input(requests: Sequence[InferenceRequest], index: int, name: str) -> Tenso
         if tensor._name == name:
             return tensor
     raise TritonModelException(
-        "stack: {} has no input '{}', only {}".format(
-            _named(requests, index), name, [tensor._name for tensor in inputs] or "none at all"
-        )
+        f"stack: {_named(requests, index)} has no input '{name}', only "
+        f"{[tensor._name for tensor in inputs] or 'none at all'}"
     )
 
 
@@ -105,16 +100,15 @@ def _rows(requests: Sequence[InferenceRequest], index: int) -> int:
     count = counts.pop() if len(counts) == 1 else None
     if count is None:
         raise TritonModelException(
-            "unstack: the inputs of {} do not say how many rows it has: their shapes are {}".format(
-                _named(requests, index), shapes
-            )
+            f"unstack: the inputs of {_named(requests, index)} do not say how many rows it has: their shapes are "
+            f"{shapes}"
         )
     return count
 
 
 def _named(requests: Sequence[InferenceRequest], index: int) -> str:
     request_id = requests[index].request_id()
-    return "request {} of {}{}".format(index, len(requests), " (id '{}')".format(request_id) if request_id else "")
+    return f"request {index} of {len(requests)}" + (f" (id '{request_id}')" if request_id else "")
 
 
 def _misfit(
@@ -122,16 +116,8 @@ def _misfit(
 ) -> TritonModelException:
     first, other = arrays[0], arrays[index]
     return TritonModelException(
-        "stack: input '{}' cannot be joined: {} has {} of shape {}, {} has {} of shape {}{}".format(
-            name,
-            _named(requests, 0),
-            first.dtype,
-            list(first.shape),
-            _named(requests, index),
-            other.dtype,
-            list(other.shape),
-            advice,
-        )
+        f"stack: input '{name}' cannot be joined: {_named(requests, 0)} has {first.dtype} of shape "
+        f"{list(first.shape)}, {_named(requests, index)} has {other.dtype} of shape {list(other.shape)}{advice}"
     )
 
 
@@ -144,31 +130,3 @@ def _padded(arrays: List[Array], pad: Any) -> Array:
         joined[(slice(start, start + len(array)), *(slice(size) for size in array.shape[1:]))] = array
         start += len(array)
     return joined
-
-
-class _Span:
-    """Memory of several arrays that lie next to each other; keeps them alive."""
-
-    __slots__ = ("__array_interface__", "_arrays")
-
-    def __init__(self, arrays: List[Array], interface: Dict[str, Any]) -> None:
-        self._arrays = arrays
-        self.__array_interface__ = interface
-
-
-def _adjacent(arrays: List[Array]) -> Optional[Array]:
-    """The arrays as one view if each begins where the one before it ends, else None."""
-    first = arrays[0]
-    if first.nbytes <= INLINE_BYTES or first.dtype == np.object_:
-        return None
-    interface = first.__array_interface__
-    end: int = interface["data"][0]
-    for array in arrays:
-        address, read_only = array.__array_interface__["data"]
-        if address != end or read_only or not array.flags.c_contiguous:
-            return None
-        end += array.nbytes
-    shape: Tuple[int, ...] = (sum(len(array) for array in arrays), *first.shape[1:])
-    return np.asarray(
-        _Span(arrays, {"version": 3, "shape": shape, "typestr": interface["typestr"], "data": interface["data"]})
-    )

@@ -1,4 +1,4 @@
-"""The interface of a backend: the seven functions of Triton's backend API, and what the server wants to know.
+"""The interface of a backend: functions of Triton's backend API, and what the server wants to know.
 
 A stub runs one instance of one model, so each function is called at most once in a process, but for `execute`::
 
@@ -8,10 +8,10 @@ A stub runs one instance of one model, so each function is called at most once i
                              backend that `serves_after_completion`
     instance_initialize    the configuration is final
       execute                again and again; `is_ready`, `cancel`, `revoke` meanwhile
-    instance_finalize, model_finalize, finalize     no further batch will come
+    instance_finalize      no further batch will come; not after a load that failed
 
-If one of the first three raises, the load fails; a `Refusal` becomes the error as it is. The last three are all called,
-whatever they raise, but not after a load that failed. All run on the main thread, except `is_ready` and `cancel`.
+If one of the first three raises, the load fails; a `Refusal` becomes the error as it is. All run on the main thread,
+except `is_ready` and `cancel`.
 
 An input that lies in the arena may be read until `execute` returns. A backend that keeps views for longer says so
 through the batch's memory (see `runtime.batch`), and has dropped everything else that it was given.
@@ -79,12 +79,6 @@ class Backend:
         raise NotImplementedError
 
     def instance_finalize(self) -> None:
-        pass
-
-    def model_finalize(self) -> None:
-        pass
-
-    def finalize(self) -> None:
         pass
 
     def is_ready(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from stubserve_stub.backends.base import InstanceSetup
 from stubserve_stub.backends.loading import dims_of, shape_text
-from stubserve_stub.backends.native import InputView, NativeBackend, NativeRequest, NativeResponse, Output
+from stubserve_stub.backends.native import InputView, NativeBackend, NativeOutput, NativeRequest, NativeResponse
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, nbytes_of
@@ -54,10 +54,10 @@ class IdentityBackend(NativeBackend):
             given = request.inputs.get(source)
             if given is None:
                 if name not in self._optional:
-                    text = "failed to get input '{}'".format(source)
+                    text = f"failed to get input '{source}'"
                     return NativeResponse(error=text, code=codes.UNSUPPORTED)
                 given = self._zeros(name, request.rows)
-            outputs.append(Output(name, given.datatype, given.shape, given.memory))
+            outputs.append(NativeOutput(name, given.datatype, given.shape, given.memory))
         return NativeResponse(outputs, _EXAMPLES)
 
     def _zeros(self, output: str, rows: int) -> InputView:
@@ -70,9 +70,7 @@ class IdentityBackend(NativeBackend):
         """A parameter of the configuration, 0 where there is none. Raises Refusal if it is no integer of 0 or more."""
         text = self.config.get("parameters", {}).get(name, {}).get("string_value", "0")
         if not text.isdecimal():
-            raise Refusal(
-                "parameter '{}' of the identity backend must be an integer from 0 on, got '{}'".format(name, text)
-            )
+            raise Refusal(f"parameter '{name}' of the identity backend must be an integer from 0 on, got '{text}'")
         return int(text)
 
 
@@ -90,14 +88,10 @@ def _checked(config: Dict[str, Any]) -> Dict[str, Tuple[str, Sequence[int], bool
         if index not in found:
             raise Refusal("expected input and output indices to match")
         if found[index][0] != datatype:
-            raise Refusal(
-                "expected input and output datatype to match, got {} and {}".format(found[index][0], datatype)
-            )
+            raise Refusal(f"expected input and output datatype to match, got {found[index][0]} and {datatype}")
         if found[index][1] != shape:
             raise Refusal(
-                "expected input and output shape to match, got {} and {}".format(
-                    shape_text(found[index][1]), shape_text(shape)
-                )
+                f"expected input and output shape to match, got {shape_text(found[index][1])} and {shape_text(shape)}"
             )
     return found
 
@@ -105,5 +99,5 @@ def _checked(config: Dict[str, Any]) -> Dict[str, Tuple[str, Sequence[int], bool
 def _index(tensor: Dict[str, Any], prefix: str, what: str) -> str:
     name: str = tensor["name"]
     if not name.startswith(prefix):
-        raise Refusal("expected {} name to follow {}<index> pattern, got '{}'".format(what, prefix, name))
+        raise Refusal(f"expected {what} name to follow {prefix}<index> pattern, got '{name}'")
     return name[len(prefix) :]

@@ -30,6 +30,10 @@ class TensorInfo(NamedTuple):
         """The data type as configurations name it."""
         return BY_NUMBER[self.datatype].config_name
 
+    def described(self) -> Dict[str, Any]:
+        """The tensor as configurations have it."""
+        return {"name": self.name, "data_type": self.config_type, "dims": list(self.dims)}
+
 
 def compare(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], info: TensorInfo) -> None:
     """Whether one input or output (`what`) of a configuration is what `info` says. Raises Refusal."""
@@ -46,8 +50,8 @@ def compare(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], inf
         _compare_dims(model, name, info.dims, dims, batches, exactly=what == "output")
     elif any(dim != 1 for dim in dims):
         raise Refusal(
-            "unable to load model '{}', scalar tensor '{}', should only provide 1 in the model configuration when the "
-            "model doesn't support batching. Model configuration provided: {}.".format(model, name, shape_text(dims))
+            f"unable to load model '{model}', scalar tensor '{name}', should only provide 1 in the model "
+            f"configuration when the model doesn't support batching. Model configuration provided: {shape_text(dims)}."
         )
 
 
@@ -55,9 +59,8 @@ def compare_type(config: Mapping[str, Any], what: str, name: str, data_type: str
     """Whether the file has a tensor of the configuration with the same data type. Raises Refusal."""
     if data_type != info.config_type:
         raise Refusal(
-            "unable to load model '{}', configuration expects datatype {} for {} '{}', model provides {}".format(
-                config["name"], data_type, what, name, info.config_type
-            )
+            f"unable to load model '{config['name']}', configuration expects datatype {data_type} for {what} "
+            f"'{name}', model provides {info.config_type}"
         )
 
 
@@ -69,39 +72,40 @@ def dims_of(tensor: Mapping[str, Any]) -> Sequence[int]:
 
 def _compare_ragged(model: str, tensor: Mapping[str, Any], info: TensorInfo) -> None:
     """A ragged input reaches the model without its shape, in one dimension."""
-    what = "unable to load model '{}', configuration expects model provides input with shape [-1] ".format(model)
+    what = f"unable to load model '{model}', configuration expects model provides input with shape [-1] "
     if tensor.get("optional"):
-        raise Refusal("{}for ragged input '{}', which is not supported for optional input".format(what, tensor["name"]))
+        raise Refusal(f"{what}for ragged input '{tensor['name']}', which is not supported for optional input")
     if list(info.dims) != [-1]:
         # Upstream has the two spaces.
-        raise Refusal("{} for ragged input '{}', model provides {}".format(what, tensor["name"], shape_text(info.dims)))
+        raise Refusal(f"{what} for ragged input '{tensor['name']}', model provides {shape_text(info.dims)}")
 
 
 def _compare_dims(model: str, name: str, own: Sequence[int], dims: Sequence[int], batches: bool, exactly: bool) -> None:
     """`exactly`: a variable dimension of the file has to be one of the configuration, too."""
-    where = "model '{}', tensor '{}': ".format(model, name)
+    where = f"model '{model}', tensor '{name}': "
     if batches and (not own or own[0] != -1):
         raise Refusal(
-            "{}for the model to support batching the shape should have at least 1 dimension and the first dimension "
-            "must be -1; but shape expected by the model is {}".format(where, shape_text(own))
+            f"{where}for the model to support batching the shape should have at least 1 dimension and the first "
+            f"dimension must be -1; but shape expected by the model is {shape_text(own)}"
         )
     whole = [-1, *dims] if batches else list(dims)
     if len(whole) == len(own) and all(mine == given or (mine == -1 and not exactly) for mine, given in zip(own, whole)):
         return
-    expects = "the model expects {} dimensions (shape {}) but the model configuration specifies {} dimensions ".format(
-        len(own), shape_text(own), len(whole)
+    expects = (
+        f"the model expects {len(own)} dimensions (shape {shape_text(own)}) but the model configuration specifies "
+        f"{len(whole)} dimensions "
     )
     if batches:
         raise Refusal(
-            "{}{}(an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making "
-            "complete shape {})".format(where, expects, shape_text(whole))
+            f"{where}{expects}(an initial batch dimension because max_batch_size > 0 followed by the explicit tensor "
+            f"shape, making complete shape {shape_text(whole)})"
         )
-    raise Refusal("{}{}(shape {})".format(where, expects, shape_text(whole)))
+    raise Refusal(f"{where}{expects}(shape {shape_text(whole)})")
 
 
 def shape_text(dims: Sequence[int]) -> str:
     """Dimensions as upstream prints them."""
-    return "[{}]".format(",".join(map(str, dims)))
+    return f"[{','.join(map(str, dims))}]"
 
 
 _BY_VALUES = {"int32_false_true": "TYPE_INT32", "fp32_false_true": "TYPE_FP32", "bool_false_true": "TYPE_BOOL"}
@@ -152,7 +156,7 @@ class Parameters:
 
     def called(self, name: str) -> str:
         """The name of a parameter in errors."""
-        return "parameter '{}' of model '{}'".format(name, self._model)
+        return f"parameter '{name}' of model '{self._model}'"
 
     def setting(self, name: str, default: str = "0") -> int:
         return _number(self._settings.get(name, default), self._setting_called(name))
@@ -161,14 +165,14 @@ class Parameters:
         return bool(_flag(self._settings.get(name, ""), self._setting_called(name)))
 
     def _setting_called(self, name: str) -> str:
-        return "--backend-config={},{}".format(self._backend, name)
+        return f"--backend-config={self._backend},{name}"
 
 
 def _number(text: str, what: str) -> int:
     if not text:
         return 0
     if not (text.isascii() and text.isdigit()):
-        raise Refusal("{} must be an integer from 0 on, got '{}'".format(what, text))
+        raise Refusal(f"{what} must be an integer from 0 on, got '{text}'")
     return int(text)
 
 
@@ -179,7 +183,7 @@ def _flag(text: str, what: str) -> Optional[bool]:
         return True
     if text.lower() in ("0", "false"):
         return False
-    raise Refusal("{} must be 0 or 1, got '{}'".format(what, text))
+    raise Refusal(f"{what} must be 0 or 1, got '{text}'")
 
 
 def import_package(package: str, extra: str) -> Any:
@@ -188,17 +192,16 @@ def import_package(package: str, extra: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         if error.name != package:
-            raise Refusal("{} in {} cannot be imported: {}".format(package, sys.prefix, error)) from None
+            raise Refusal(f"{package} in {sys.prefix} cannot be imported: {error}") from None
         raise Refusal(lacks(package, extra)) from None
 
 
 def lacks(package: str, extra: str) -> str:
     """The text of a load and of `check` where the environment of this process lacks a package."""
     return (
-        "the backend {} needs the package {}, which the environment {} does not have: pip install 'stubserve[{}]' "
-        "adds it to the server's, or the parameter EXECUTION_ENV_PATH names an environment that has it".format(
-            extra, package, sys.prefix, extra
-        )
+        f"the backend {extra} needs the package {package}, which the environment {sys.prefix} does not have: pip "
+        f"install 'stubserve[{extra}]' adds it to the server's, or the parameter EXECUTION_ENV_PATH names an "
+        "environment that has it"
     )
 
 
@@ -206,8 +209,8 @@ def refuse_gpu(instance: InstanceSetup, backend: str) -> None:
     """Raises Refusal for an instance that is to run on a GPU."""
     if instance.arguments["model_instance_kind"] == "GPU":
         raise Refusal(
-            "model instance '{}' is to run on a GPU, and the {} backend runs on CPUs only: "
-            "`instance_group [ {{ kind: KIND_CPU }} ]` says so in config.pbtxt".format(instance.name, backend)
+            f"model instance '{instance.name}' is to run on a GPU, and the {backend} backend runs on CPUs only: "
+            "`instance_group [ { kind: KIND_CPU } ]` says so in config.pbtxt"
         )
 
 

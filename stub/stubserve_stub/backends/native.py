@@ -22,13 +22,11 @@ import numpy as np
 from stubserve_stub.backends.base import Backend, InstanceSetup
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.outputs import failed, no_memory, own_offsets
-from stubserve_stub.runtime.region_batch import RegionWriter
+from stubserve_stub.runtime.outputs import failed, response_of
 from stubserve_stub.runtime.states import States, StateUpdate, keep_states
-from stubserve_stub.wire import codes, strings
+from stubserve_stub.wire import strings
 from stubserve_stub.wire.arena import ArenaFull, bottom_of
-from stubserve_stub.wire.layout import INLINE_BYTES
-from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
+from stubserve_stub.wire.messages import Entry, WireRequest
 from stubserve_stub.wire.options import RequestOptions
 from stubserve_stub.wire.places import LIST, ZEROS, zeros
 
@@ -56,7 +54,7 @@ class NativeRequest(NamedTuple):
     rows: int
 
 
-class Output(NamedTuple):
+class NativeOutput(NamedTuple):
     """An output. `memory` is any contiguous buffer with its bytes."""
 
     name: str
@@ -68,14 +66,10 @@ class Output(NamedTuple):
 class NativeResponse(NamedTuple):
     """The answer to a request: outputs, or an error with a `code` of `wire.codes`."""
 
-    outputs: Sequence[Output] = ()
+    outputs: Sequence[NativeOutput] = ()
     parameters: Optional[Dict[str, Any]] = None
     error: str = ""
     code: int = 0
-
-
-# A NamedTuple's own constructor takes twice as long, which counts where each request of a batch needs one.
-made: Any = tuple.__new__
 
 
 class NativeBackend(Backend):
@@ -101,8 +95,8 @@ class NativeBackend(Backend):
             self._states = keep_states(self.config, instance.arguments["model_repository"], self.host)
         elif (self.config.get("sequence_batching") or {}).get("state") and not self.gets_states:
             raise Refusal(
-                "model instance '{}' is configured with implicit state (sequence_batching.state), which the backend "
-                "'{}' does not keep".format(instance.name, self.config.get("backend"))
+                f"model instance '{instance.name}' is configured with implicit state (sequence_batching.state), which "
+                f"the backend '{self.config.get('backend')}' does not keep"
             )
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
@@ -129,9 +123,7 @@ class NativeBackend(Backend):
         try:
             for wire in batch.requests:
                 # Not a comprehension: when one entry fails, those before it have to be known.
-                regions = None if batch.regions is None else batch.regions.writer(len(entries))
-                entry = None if wire is None else entry_of(next(given), batch, regions)
-                entries.append(entry)
+                entries.append(None if wire is None else _entry(next(given), batch, len(entries)))
         except BaseException:
             batch.take_back(entries)
             raise
@@ -164,17 +156,10 @@ class NativeBackend(Backend):
         inputs = {}
         for wire_input in wire_inputs:
             name, datatype, shape, place = wire_input
-            if type(place) is bytes:
-                # A wire input has the same fields.
-                inputs[name] = made(InputView, wire_input)
-            else:
-                inputs[name] = InputView(name, datatype, shape, _view(name, place, batch, self.writes_inputs))
-        rows = 1
-        if self._batches and wire_inputs:
-            rows = wire_inputs[0][2][0]
-        outputs = self.instance.outputs if requested is None else requested
-        request: NativeRequest = made(NativeRequest, (inputs, outputs, rows))
-        return request
+            memory = place if type(place) is bytes else _view(name, place, batch, self.writes_inputs)
+            inputs[name] = InputView(name, datatype, shape, memory)
+        rows = wire_inputs[0][2][0] if self._batches and wire_inputs else 1
+        return NativeRequest(inputs, self.instance.outputs if requested is None else requested, rows)
 
 
 def _view(name: str, place: Any, batch: Batch, writable: bool) -> Any:
@@ -210,35 +195,13 @@ def _without_states(
     try:
         answered = {output.name: (output.datatype, output.shape, output.memory) for output in response.outputs}
         update.keep(answered, placer)
-    except Refusal as refusal:
-        return NativeResponse(error=str(refusal), code=refusal.code)
-    except ArenaFull as full:
-        return NativeResponse(error=str(full), code=codes.UNAVAILABLE)
+    except (Refusal, ArenaFull) as error:
+        return NativeResponse(error=str(error), code=error.code)
     return response._replace(outputs=[output for output in response.outputs if output.name in request.outputs])
 
 
-def entry_of(response: NativeResponse, placer: Any, in_regions: Optional[RegionWriter] = None) -> WireResponse:
-    """A response as the wire has it; an error where its outputs find no memory. `placer` places and frees them.
-
-    `in_regions` writes outputs into shared memory of the client.
-    """
+def _entry(response: NativeResponse, batch: Batch, slot: int) -> Entry:
     if response.error:
         return failed(response.error, response.code)
-    outputs: List[WireTensor] = []
-    try:
-        for output in response.outputs:
-            name, datatype, shape, buffer = output
-            if type(buffer) is bytes and len(buffer) <= INLINE_BYTES:
-                # An output that goes into the message as it is has the form of the wire already.
-                outputs.append(output)
-                continue
-            place = None if in_regions is None else in_regions(name, buffer)
-            outputs.append((name, datatype, shape, placer.place(buffer) if place is None else place))
-    except BaseException as error:
-        placer.free(own_offsets(outputs))
-        if isinstance(error, ArenaFull):
-            return no_memory(error)
-        if isinstance(error, Refusal):
-            return failed(str(error), error.code)
-        raise
-    return (None, outputs, response.parameters)
+    in_regions = None if batch.regions is None else batch.regions.writer(slot)
+    return response_of(response.outputs, response.parameters, batch, in_regions)

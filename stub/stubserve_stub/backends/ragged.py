@@ -21,33 +21,17 @@ would read or write past the end of memory.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from stubserve_stub.backends.loading import dims_of
-from stubserve_stub.backends.native import InputView, NativeRequest, Output
+from stubserve_stub.backends.native import InputView, NativeOutput, NativeRequest
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, DataType, elements_of
+from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, elements_of
 
 Shapes = Sequence[Sequence[int]]
-
-
-class _BatchInput(NamedTuple):
-    """An input that is made for each run, under each name in `targets`, from the shapes of `source`."""
-
-    kind: str
-    targets: Sequence[str]
-    source: str
-    datatype: DataType
-
-
-class _Scattered(NamedTuple):
-    """An output that is divided by the shapes of `source`; a dimension of -1 is taken from there."""
-
-    source: str
-    dims: Sequence[int]
 
 
 class RaggedBatches:
@@ -57,15 +41,13 @@ class RaggedBatches:
         self.inputs: FrozenSet[str] = frozenset(
             tensor["name"] for tensor in config.get("input", ()) if tensor.get("allow_ragged_batch")
         )
-        self._made = [
-            _BatchInput(made["kind"], made["target_name"], made["source_input"][0], BY_CONFIG_NAME[made["data_type"]])
-            for made in config.get("batch_input", ())
-        ]
+        self._made: Sequence[Mapping[str, Any]] = config.get("batch_input", ())
         # As the model sees them, with the batch dimension
         rows = [-1] if int(config.get("max_batch_size", 0)) else []
         dims = {output["name"]: [*rows, *dims_of(output)] for output in config.get("output", ())}
-        self._scattered = {
-            name: _Scattered(output["source_input"][0], dims[name])
+        # Outputs that are divided by the shapes of an input, and not by rows: that input, and the output's dimensions
+        self.scattered: Dict[str, Tuple[str, Sequence[int]]] = {
+            name: (output["source_input"][0], dims[name])
             for output in config.get("batch_output", ())
             for name in output["target_name"]
         }
@@ -74,7 +56,7 @@ class RaggedBatches:
     def of(cls, config: Mapping[str, Any]) -> "Optional[RaggedBatches]":
         """None for a model without ragged batches."""
         ragged = cls(config)
-        return ragged if ragged.inputs or ragged._made or ragged._scattered else None
+        return ragged if ragged.inputs or ragged._made or ragged.scattered else None
 
     def flattened(self, view: InputView, views: Sequence[InputView]) -> InputView:
         """The joined input `view` of the requests that gave `views`, in the shape that the model sees."""
@@ -85,29 +67,24 @@ class RaggedBatches:
     def made(self, requests: Sequence[NativeRequest]) -> Dict[str, InputView]:
         """The inputs that no client sends, for one run. Raises Refusal if a request lacks their source."""
         inputs: Dict[str, InputView] = {}
-        for kind, targets, source, datatype in self._made:
-            numbers = _KINDS[kind]([self._shape(request, source) for request in requests])
+        for made in self._made:
+            datatype, source = BY_CONFIG_NAME[made["data_type"]], made["source_input"][0]
+            numbers = _KINDS[made["kind"]]([self._shape(request, source) for request in requests])
             memory = numbers.astype(datatype.numpy).reshape(-1).view(np.uint8)
-            for name in targets:
+            for name in made["target_name"]:
                 inputs[name] = InputView(name, datatype.number, numbers.shape, memory)
         return inputs
 
-    def scatters(self, name: str) -> bool:
-        """Whether an output is divided by the shapes of an input, and not by rows."""
-        return name in self._scattered
-
-    def parts(self, output: Output, requests: Sequence[NativeRequest]) -> List[Output]:
+    def parts(self, output: NativeOutput, requests: Sequence[NativeRequest]) -> List[NativeOutput]:
         """An output's part for each request. Raises Refusal if it has more or fewer elements than these parts."""
-        source, dims = self._scattered[output.name]
+        source, dims = self.scattered[output.name]
         shapes = [self._filled(output.name, dims, source, self._shape(request, source)) for request in requests]
         counts = [elements_of(shape) for shape in shapes]
         has = elements_of(output.shape)
         if has != sum(counts):
             raise Refusal(
-                "output '{}' has {} elements (shape {}), but the shapes of input '{}' make {} of it for the requests "
-                "of the batch".format(
-                    output.name, has, list(output.shape), source, " + ".join(map(str, counts)) or "none"
-                )
+                f"output '{output.name}' has {has} elements (shape {list(output.shape)}), but the shapes of input "
+                f"'{source}' make {' + '.join(map(str, counts)) or 'none'} of it for the requests of the batch"
             )
         size = len(output.memory) // max(has, 1)
         parts = []
@@ -122,9 +99,8 @@ class RaggedBatches:
     def _filled(name: str, dims: Sequence[int], source: str, shape: Sequence[int]) -> Sequence[int]:
         if len(dims) > len(shape) and -1 in dims[len(shape) :]:
             raise Refusal(
-                "output '{}' has the dimensions {}, of which input '{}' with the shape {} cannot tell all".format(
-                    name, list(dims), source, list(shape)
-                )
+                f"output '{name}' has the dimensions {list(dims)}, of which input '{source}' with the shape "
+                f"{list(shape)} cannot tell all"
             )
         return [shape[index] if dim == -1 else dim for index, dim in enumerate(dims)]
 
@@ -133,9 +109,7 @@ class RaggedBatches:
         view = request.inputs.get(source)
         if view is None:
             raise Refusal(
-                "the request has no input '{}', from which the model's batch inputs and outputs are made".format(
-                    source
-                ),
+                f"the request has no input '{source}', from which the model's batch inputs and outputs are made",
                 codes.INVALID_ARG,
             )
         return view.shape

@@ -40,7 +40,7 @@ class _Repeat(StreamingModel):
             raise Refusal("repeat backend only supports models with max_batch_size == 0")
         dims = _check_tensors(self.config, ("IN", "DELAY", "WAIT"), ("OUT", "IDX"))
         if len(dims["IN"]) != 1:
-            raise Refusal("expected IN shape to have one dimension, got {}".format(shape_text(dims["IN"])))
+            raise Refusal(f"expected IN shape to have one dimension, got {shape_text(dims['IN'])}")
         _check_alike(dims["IN"], dims["DELAY"])
         _check_single(dims, "WAIT", "OUT", "IDX")
         _check_types(self.config, IN="INT32", DELAY="UINT32", WAIT="UINT32", OUT="INT32", IDX="UINT32")
@@ -83,7 +83,7 @@ class _Square(StreamingModel):
         number = int(given.reshape(-1)[0])
         if number < 0:
             # Upstream would send 2^64 of them.
-            raise Refusal("IN is how many responses are to be sent, got {}".format(number), ErrorCode.INVALID_ARG)
+            raise Refusal(f"IN is how many responses are to be sent, got {number}", ErrorCode.INVALID_ARG)
         output = Tensor("OUT", np.full([1] * given.ndim, number, np.int32))
 
         def send(sender: InferenceResponseSender) -> None:
@@ -102,7 +102,7 @@ class _Square(StreamingModel):
     def _parameter(self, name: str) -> int:
         text: str = self.config.get("parameters", {}).get(name, {}).get("string_value", "")
         if text and not text.isdecimal():
-            Logger.log_info("{} string_value from {} parameter is not a number".format(text, name))
+            Logger.log_info(f"{text} string_value from {name} parameter is not a number")
         return int(text) if text.isdecimal() else 0
 
 
@@ -129,12 +129,12 @@ def _check_tensors(config: Mapping[str, Any], inputs: Sequence[str], outputs: Se
     for what, expected, tensors in given:
         if len(tensors) != len(expected):
             plural = "" if len(expected) == 1 else "s"
-            raise Refusal("expected {} {}{}, got {}".format(len(expected), what, plural, len(tensors)))
+            raise Refusal(f"expected {len(expected)} {what}{plural}, got {len(tensors)}")
     dims: Dict[str, List[int]] = {}
     for what, expected, tensors in given:
         for ordinal, name, tensor in zip(("first", "second", "third"), expected, tensors):
             if tensor["name"] != name:
-                raise Refusal("expected {} {} tensor name to be {}, got {}".format(ordinal, what, name, tensor["name"]))
+                raise Refusal(f"expected {ordinal} {what} tensor name to be {name}, got {tensor['name']}")
             dims[name] = [int(dim) for dim in tensor["dims"]]
     return dims
 
@@ -143,7 +143,7 @@ def _check_single(dims: Mapping[str, Sequence[int]], *names: str) -> None:
     """Raises Refusal for a tensor that may have other than one element."""
     for name in names:
         if list(dims[name]) != [1]:
-            raise Refusal("expected {} shape to be [1], got {}".format(name, shape_text(dims[name])))
+            raise Refusal(f"expected {name} shape to be [1], got {shape_text(dims[name])}")
 
 
 def _check_types(config: Mapping[str, Any], **expected: str) -> None:
@@ -151,12 +151,12 @@ def _check_types(config: Mapping[str, Any], **expected: str) -> None:
     for tensor in (*config["input"], *config["output"]):
         name, kind = tensor["name"], expected[tensor["name"]]
         if tensor["data_type"] != "TYPE_" + kind:
-            raise Refusal("expected {} datatype to be {}, got {}".format(name, kind, tensor["data_type"]))
+            raise Refusal(f"expected {name} datatype to be {kind}, got {tensor['data_type']}")
 
 
 def _check_alike(given: Sequence[int], delay: Sequence[int]) -> None:
     if list(given) != list(delay):
         raise Refusal(
-            "expected IN and DELAY shape to match, got {} and {}".format(shape_text(given), shape_text(delay)),
+            f"expected IN and DELAY shape to match, got {shape_text(given)} and {shape_text(delay)}",
             ErrorCode.INVALID_ARG,
         )

@@ -231,12 +231,9 @@ class Channel:
         return offsets
 
     def _decode_answer(self, data: memoryview, flags: int) -> Answer:
-        if not flags & SPILLED:
-            answer: Answer = messages.unpack(data)
-            return answer
-        place = messages.unpack_spilled(data)
-        answer = messages.unpack(self.arena.view(place.offset, place.nbytes))
-        self.drop(place.offset)
+        answer: Answer = self._decode(data, flags)
+        if flags & SPILLED:
+            self.drop(messages.unpack_spilled(data).offset)
         return answer
 
     def _decode(self, data: memoryview, flags: int) -> Message:

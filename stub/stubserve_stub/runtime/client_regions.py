@@ -33,7 +33,7 @@ from typing import Any, Deque, Dict, Optional, Tuple
 import msgpack
 import numpy as np
 
-from stubserve_stub.runtime.region_window import RegionGone, Window
+from stubserve_stub.runtime.region_window import RegionGone, RegionWindow
 from stubserve_stub.wire.arena import bytes_at
 
 # How many private mappings of a region are kept for the next input
@@ -42,12 +42,12 @@ _KEPT = 4
 _DATAGRAM = 256
 
 
-class Loan:
+class InputLoan:
     """The bottom of all views of one input; it ends with the last of them."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_pool", "window")
 
-    def __init__(self, window: Window, pool: "Deque[Window]", offset: int, nbytes: int) -> None:
+    def __init__(self, window: RegionWindow, pool: "Deque[RegionWindow]", offset: int, nbytes: int) -> None:
         self.window = window
         self._pool = pool
         window.used = (offset, nbytes)
@@ -58,29 +58,29 @@ class Loan:
             self._pool.append(self.window)
 
 
-class ClientRegion:
+class MappedRegion:
     """One region: `nbytes` from `start` on in the file behind a descriptor, which it closes."""
 
     def __init__(self, descriptor: int, start: int, nbytes: int) -> None:
         self.nbytes = nbytes
         self._descriptor = descriptor
         self._start = start
-        self._kept: Deque[Window] = collections.deque()
-        self._shared: Optional[Window] = None
+        self._kept: Deque[RegionWindow] = collections.deque()
+        self._shared: Optional[RegionWindow] = None
         status = os.fstat(descriptor)
         self._file = (status.st_dev, status.st_ino)
 
-    def overlaps(self, offset: int, nbytes: int, other: ClientRegion, at: int, size: int) -> bool:
+    def overlaps(self, offset: int, nbytes: int, other: MappedRegion, at: int, size: int) -> bool:
         """Whether a part of this region overlaps a part of another."""
         if self._file != other._file:
             return False
         first, second = self._start + offset, other._start + at
         return first < second + size and second < first + nbytes
 
-    def lend(self, offset: int, nbytes: int) -> Tuple["np.ndarray[Any, Any]", Loan]:
+    def lend(self, offset: int, nbytes: int) -> Tuple["np.ndarray[Any, Any]", InputLoan]:
         """A part of it as private bytes. Raises RegionGone."""
         self._check(offset, nbytes)
-        loan = Loan(self._private(), self._kept, offset, nbytes)
+        loan = InputLoan(self._private(), self._kept, offset, nbytes)
         return np.asarray(loan), loan
 
     def copy(self, offset: int, nbytes: int) -> "np.ndarray[Any, Any]":
@@ -97,7 +97,7 @@ class ClientRegion:
         self._check(offset, source.nbytes)
         window = self._shared
         if window is None or window.torn:
-            window = self._shared = Window(self._descriptor, self._start, self.nbytes, mmap.MAP_SHARED)
+            window = self._shared = RegionWindow(self._descriptor, self._start, self.nbytes, mmap.MAP_SHARED)
         target = (ctypes.c_ubyte * source.nbytes).from_address(window.address + offset)
         np.copyto(np.frombuffer(memoryview(target), np.uint8), source)
         if window.torn:
@@ -114,25 +114,25 @@ class ClientRegion:
         if os.fstat(self._descriptor).st_size < self._start + offset + nbytes:
             raise RegionGone("it has become smaller")
 
-    def _private(self) -> Window:
+    def _private(self) -> RegionWindow:
         """A private mapping with the present content of the region."""
         while self._kept:
             window = self._kept.pop()
             if not window.torn and window.renew():
                 return window
-        return Window(self._descriptor, self._start, self.nbytes, mmap.MAP_PRIVATE)
+        return RegionWindow(self._descriptor, self._start, self.nbytes, mmap.MAP_PRIVATE)
 
 
-class ClientRegions:
+class MappedRegions:
     """The regions that the server has sent over the socket `descriptor`. Safe on any thread."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
         self._changing = threading.Lock()
-        self._regions: Dict[int, ClientRegion] = {}
+        self._regions: Dict[int, MappedRegion] = {}
 
-    def find(self, number: int) -> ClientRegion:
+    def find(self, number: int) -> MappedRegion:
         """The region of this number. Raises RegionGone."""
         region = self._regions.get(number)
         if region is None:
@@ -164,4 +164,4 @@ class ClientRegions:
             if not descriptors:
                 continue  # this process has as many open files as it may
             number, start, nbytes = msgpack.unpackb(data)
-            self._regions[number] = ClientRegion(descriptors[0], start, nbytes)
+            self._regions[number] = MappedRegion(descriptors[0], start, nbytes)

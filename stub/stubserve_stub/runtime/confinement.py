@@ -120,7 +120,7 @@ def _libc() -> ctypes.CDLL:
 def _check(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, "the stub cannot be confined: {}: {}".format(what, os.strerror(number)))
+        raise OSError(number, f"the stub cannot be confined: {what}: {os.strerror(number)}")
     return result
 
 
@@ -129,5 +129,5 @@ if __name__ == "__main__":
     try:
         os.execv(sys.argv[1], sys.argv[1:])
     except OSError as error:
-        sys.stderr.write("{} cannot be run: {}\n".format(sys.argv[1], error.strerror))
+        sys.stderr.write(f"{sys.argv[1]} cannot be run: {error.strerror}\n")
         sys.exit(CANNOT_RUN)

@@ -23,12 +23,6 @@ from stubserve_stub.wire.messages import Unframer, frame
 Message = Dict[str, Any]
 
 
-class _Thread(threading.local):
-    """For each thread: whether it is sending."""
-
-    sending = False
-
-
 class Control:
     """`send` may be called from any thread."""
 
@@ -37,7 +31,8 @@ class Control:
         self._pid = os.getpid()
         self._outbox: Deque[bytes] = deque()
         self._sending = threading.Lock()
-        self._thread = _Thread()
+        # Of each thread: whether it is `sending`
+        self._thread = threading.local()
         self._handlers: Dict[str, Callable[[Message], None]] = {}
         os.register_at_fork(after_in_child=self._begin_anew)
         self.inbox: "queue.SimpleQueue[Message]" = queue.SimpleQueue()
@@ -50,7 +45,7 @@ class Control:
     def send(self, kind: str, **fields: Any) -> None:
         """Sends one message; ends the process if that fails, unless it is a fork of the stub."""
         self._outbox.append(frame(dict(fields, kind=kind)))
-        if self._thread.sending:
+        if getattr(self._thread, "sending", False):
             return
         while self._outbox:
             self._thread.sending = True
@@ -64,7 +59,7 @@ class Control:
         """For a forked process, which may log: messages of the stub's other threads are not its own."""
         self._outbox.clear()
         self._sending = threading.Lock()
-        self._thread = _Thread()
+        self._thread = threading.local()
 
     def _send_outbox(self) -> None:
         while self._outbox:

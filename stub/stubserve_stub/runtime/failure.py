@@ -56,8 +56,8 @@ def format_exception(exc: BaseException) -> str:
         message = str(exc) or "<EMPTY MESSAGE>"
     except BaseException as error:  # SystemExit, too, which would end the stub
         message = "<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION>"
-        failure = "\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: {}".format(_named(error))
-    text = "{}: {}".format(type(exc).__name__, message)
+        failure = f"\nMESSAGE UNAVAILABLE DUE TO EXCEPTION: {_named(error)}"
+    text = f"{type(exc).__name__}: {message}"
     if frames:
         text += "\n\nAt:\n" + "".join(frames)
     text += failure
@@ -68,7 +68,7 @@ def format_exception(exc: BaseException) -> str:
 def _named(failure: BaseException) -> str:
     """The text of an exception that another one's `__str__` has raised; its own `__str__` may raise, too."""
     try:
-        text = "{}: {}".format(type(failure).__name__, failure)
+        text = f"{type(failure).__name__}: {failure}"
     except BaseException:
         return type(failure).__name__
     frames = _frames(failure, below=format_exception.__code__)
@@ -90,7 +90,7 @@ def _frames(exc: BaseException, below: Optional[object] = None) -> List[str]:
             break
         if not module.startswith(_PACKAGE):
             code = frame.f_code
-            lines.append("  {}({}): {}\n".format(code.co_filename, frame.f_lineno, code.co_name))
+            lines.append(f"  {code.co_filename}({frame.f_lineno}): {code.co_name}\n")
         frame = frame.f_back  # type: ignore[assignment]
     return lines
 
@@ -113,7 +113,7 @@ def for_log(exc: BaseException) -> str:
         text = text[: _LONGEST // 2] + "\n  [...]\n" + text[-_LONGEST // 2 :]
     # A syntax error begins with its place, indented. Of a message of several lines the first says most.
     first = next(part for part in shown.format_exception_only() if not part.startswith(" ")).partition("\n")[0]
-    return "{}\n{}".format(first[:_LONGEST], text).encode("utf-8", "backslashreplace").decode("utf-8")
+    return f"{first[:_LONGEST]}\n{text}".encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def keep_sources(folders: Sequence[str]) -> None:
@@ -132,10 +132,6 @@ def _leave_out_stub(shown: "Optional[traceback.TracebackException]", seen: Set[i
     if shown is None or id(shown) in seen:
         return
     seen.add(id(shown))
-    shown.stack[:] = [frame for frame in shown.stack if not _is_ours(frame.filename)]
+    shown.stack[:] = [frame for frame in shown.stack if not frame.filename.startswith((_FOLDER, "<frozen importlib"))]
     for other in (shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())):
         _leave_out_stub(other, seen)
-
-
-def _is_ours(file: str) -> bool:
-    return file.startswith((_FOLDER, "<frozen importlib"))

@@ -42,4 +42,4 @@ class Host:
 
     def failure_text(self, message: str) -> str:
         """The error for the clients of requests that have failed because of `message`."""
-        return "Failed to process the request(s) for model '{}', message: {}".format(self.instance, message)
+        return f"Failed to process the request(s) for model '{self.instance}', message: {message}"

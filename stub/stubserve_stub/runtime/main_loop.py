@@ -16,7 +16,7 @@ from stubserve_stub.backends.base import Backend, InstanceSetup, ModelFiles
 from stubserve_stub.runtime import session_threads
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
-from stubserve_stub.runtime.client_regions import ClientRegions
+from stubserve_stub.runtime.client_regions import MappedRegions
 from stubserve_stub.runtime.failure import describe, for_log
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.region_batch import RegionBatch
@@ -46,7 +46,7 @@ class MainLoop:
         self._newest = 0
         self._stopped = False
         # Made for the first batch that refers to a region
-        self._client_regions: Optional[ClientRegions] = None
+        self._client_regions: Optional[MappedRegions] = None
 
     def run(self) -> None:
         """Returns when the parent has said stop, or when there is nothing to serve.
@@ -59,7 +59,11 @@ class MainLoop:
             return
         if serves:
             self._serve()
-            self._finalize()
+            self._channel.set_health(FINALIZING)
+            try:
+                self._backend.instance_finalize()
+            except BaseException as error:
+                self._host.log(codes.LOG_INFO, __file__, 0, for_log(error))
 
     # Loading
 
@@ -121,9 +125,9 @@ class MainLoop:
         while not self._stopped:
             messages.deliver(handlers, self._channel.receive())
 
-    def _regions(self) -> ClientRegions:
+    def _regions(self) -> MappedRegions:
         if self._client_regions is None:
-            self._client_regions = ClientRegions(self._boot["regions"])
+            self._client_regions = MappedRegions(self._boot["regions"])
             self._control.handle("region_gone", self._on_region_gone)
         return self._client_regions
 
@@ -203,17 +207,7 @@ class MainLoop:
         try:
             ready, reason = self._backend.is_ready(), ""
             if not ready:
-                reason = "Model '{}' is not ready (user-defined check failed).".format(self._host.instance)
+                reason = f"Model '{self._host.instance}' is not ready (user-defined check failed)."
         except BaseException as error:
             ready, reason = False, describe(error)
         self._control.send("readiness", ready=ready, reason=reason)
-
-    # The end
-
-    def _finalize(self) -> None:
-        self._channel.set_health(FINALIZING)
-        for finalize in (self._backend.instance_finalize, self._backend.model_finalize, self._backend.finalize):
-            try:
-                finalize()
-            except BaseException as error:
-                self._host.log(codes.LOG_INFO, __file__, 0, for_log(error))

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from stubserve_stub.wire import codes, strings
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire import strings
 from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import ArenaFull, bytes_at
 from stubserve_stub.wire.budget import NotGranted
-from stubserve_stub.wire.places import InArena
+from stubserve_stub.wire.layout import INLINE_BYTES
+from stubserve_stub.wire.places import InArena, InRegion, Place
 from stubserve_stub.wire.stub_arena import StubArena
 
 if TYPE_CHECKING:
     # These import msgpack, which is missing where only the public module is wanted.
     from stubserve_stub.runtime.control import Control
     from stubserve_stub.wire.messages import WireResponse, WireTensor
+
+# Writes an output, given by name and buffer, and returns its place; None where its client names no region for it, and
+# for a small one, which the server writes. Raises Refusal if there is no room.
+RegionWriter = Callable[[str, Any], Optional[InRegion]]
 
 
 class InMessages:
@@ -40,12 +46,40 @@ def failed(message: str, code: int) -> WireResponse:
 
 def no_memory(full: ArenaFull) -> WireResponse:
     """The response instead of one with outputs that find no memory."""
-    return failed(str(full), codes.UNAVAILABLE)
+    return failed(str(full), full.code)
 
 
 def own_offsets(outputs: Sequence[WireTensor]) -> List[int]:
     """The offsets of those outputs that lie in memory of this stub's own."""
     return [place.offset for _, _, _, place in outputs if isinstance(place, InArena)]
+
+
+def response_of(
+    outputs: Iterable[Tuple[str, int, Sequence[int], Any]],
+    parameters: Optional[Dict[str, Any]],
+    placer: Any,
+    in_regions: Optional[RegionWriter] = None,
+) -> WireResponse:
+    """The response with these outputs: name, data type, shape, and a buffer or a list of strings.
+
+    `placer` places and frees memory; `in_regions` writes outputs into regions of the client. Where one of the two
+    refuses, the response is an error.
+    """
+    placed: List[WireTensor] = []
+    try:
+        for name, datatype, shape, buffer in outputs:
+            place: Optional[Place] = None
+            if type(buffer) is bytes and len(buffer) <= INLINE_BYTES:
+                place = buffer
+            elif in_regions is not None:
+                place = in_regions(name, buffer)
+            placed.append((name, datatype, shape, placer.place(buffer) if place is None else place))
+    except BaseException as error:
+        placer.free(own_offsets(placed))
+        if isinstance(error, (ArenaFull, Refusal)):
+            return failed(str(error), error.code)
+        raise
+    return (None, placed, parameters)
 
 
 # A stub asks for at least so much, and keeps so much unused, because it would have to ask again.
@@ -159,7 +193,7 @@ class OutputMemory:
         """
         grant = self._arena.grant
         if self._control is None:
-            raise ArenaFull("no room for {} bytes in shared memory: there is no server to ask for it".format(missing))
+            raise ArenaFull(f"no room for {missing} bytes in shared memory: there is no server to ask for it")
         with self._asking:
             self._control.send("need", least=missing, most=max(missing, self._grain))
             answer = self._answers.get()

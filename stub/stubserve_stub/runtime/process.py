@@ -127,13 +127,8 @@ def _flush() -> None:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class _Before(threading.local):
-    """For each thread: the signals that it held back before it forked."""
-
-    mask: Any = ()
-
-
-_before = _Before()
+# Of each thread: the signals that it held back before it forked
+_before = threading.local()
 
 
 def _leave_signals_to_the_server() -> None:
@@ -182,18 +177,14 @@ def _connect_breakpoints(host: Host, terminal: bool) -> None:
 
             pdb.Pdb().set_trace(frame)
             return None
-        place = (frame.f_code.co_filename, frame.f_lineno)
-        if place not in told:
-            told.add(place)
-            host.log(
-                codes.LOG_WARNING,
-                place[0],
-                place[1],
-                "instance '{}' went on at a breakpoint() in {}, line {}: it has no terminal. Start the server with "
-                "--debug-model=NAME, where NAME is the model's, or with --dev, to stop there.".format(
-                    host.instance, *place
-                ),
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        if (file, line) not in told:
+            told.add((file, line))
+            text = (
+                f"instance '{host.instance}' went on at a breakpoint() in {file}, line {line}: it has no terminal. "
+                "Start the server with --debug-model=NAME, where NAME is the model's, or with --dev, to stop there."
             )
+            host.log(codes.LOG_WARNING, file, line, text)
         return None
 
     sys.breakpointhook = on_breakpoint

@@ -16,18 +16,14 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from stubserve_stub.runtime.client_regions import ClientRegion, ClientRegions, Loan
+from stubserve_stub.runtime.client_regions import InputLoan, MappedRegion, MappedRegions
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.outputs import failed, own_offsets
+from stubserve_stub.runtime.outputs import RegionWriter, failed, own_offsets
 from stubserve_stub.runtime.region_window import RegionGone
 from stubserve_stub.wire import codes, places
 from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, RegionOutput, WireRequest, WireResponse, WireTensor
 from stubserve_stub.wire.places import REGION, InRegion
-
-# Writes an output, given by name and buffer, and returns its place; None where its client names no region for it, and
-# for a small one, which the server writes. Raises Refusal if there is no room.
-RegionWriter = Callable[[str, Any], Optional[InRegion]]
 
 _GONE = "the shared memory of a request has gone away while it was executed: {}"
 
@@ -42,7 +38,7 @@ class SlotInputs:
         self.failure = ""
         self._is_told = False
         # The inputs, weakly; and the windows through which they are seen
-        self.loans: "List[weakref.ref[Loan]]" = []
+        self.loans: "List[weakref.ref[InputLoan]]" = []
         self.windows: List[Any] = []
 
     def has_failed(self) -> bool:
@@ -76,14 +72,14 @@ class SlotInputs:
         for loan in self._alive():
             loan.window.detach()
 
-    def _alive(self) -> List[Loan]:
+    def _alive(self) -> List[InputLoan]:
         return [loan for loan in (reference() for reference in self.loans) if loan is not None]
 
 
 class RegionBatch:
     def __init__(
         self,
-        regions: ClientRegions,
+        regions: MappedRegions,
         number: int,
         requests: Sequence[Optional[WireRequest]],
         outputs: Sequence[RegionOutput],
@@ -117,13 +113,13 @@ class RegionBatch:
         number, offset, room = wanted
         if nbytes > room:
             raise Refusal(
-                "shared memory size specified with the request for output '{}' ({} bytes) should be at least {} bytes "
-                "to hold the results".format(name, room, nbytes)
+                f"shared memory size specified with the request for output '{name}' ({room} bytes) should be at least "
+                f"{nbytes} bytes to hold the results"
             )
         try:
             self._regions.find(number).write(offset, buffer)
         except RegionGone as gone:
-            raise Refusal("output '{}' could not be written into shared memory: {}".format(name, gone)) from None
+            raise Refusal(f"output '{name}' could not be written into shared memory: {gone}") from None
         return InRegion(number, offset, nbytes)
 
     def over(self, entries: Sequence[Entry], memory: Any) -> Sequence[Entry]:
@@ -175,7 +171,7 @@ class RegionBatch:
             memory = np.zeros(found.nbytes, np.uint8)
         return (name, datatype, shape, memory)
 
-    def _is_written(self, slot: int, region: ClientRegion, place: InRegion) -> bool:
+    def _is_written(self, slot: int, region: MappedRegion, place: InRegion) -> bool:
         """Whether an output of the same request goes to memory of an input."""
         for number, offset, nbytes in self._outputs.get(slot, {}).values():
             try:

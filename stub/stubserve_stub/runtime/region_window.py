@@ -54,7 +54,7 @@ class RegionGone(Exception):
     """A region, or a part of it, is missing."""
 
 
-class Window:
+class RegionWindow:
     """A mapping of a whole region, which begins at `address` in this process."""
 
     __slots__ = ("__weakref__", "_descriptor", "_faults", "_span", "_start", "address", "is_spent", "used")

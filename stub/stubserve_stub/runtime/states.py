@@ -32,7 +32,7 @@ from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.outputs import own_offsets
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import ArenaFull, address_of, bottom_of
-from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, BY_NUMBER, nbytes_of
+from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, BY_NUMBER, fits, nbytes_of
 from stubserve_stub.wire.messages import WireTensor
 from stubserve_stub.wire.places import InArena, Lent, Zeros, zeros
 
@@ -101,7 +101,7 @@ def _contents(path: str, name: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise Refusal("initial state of '{}': '{}' cannot be read: {}".format(name, path, error.strerror)) from None
+        raise Refusal(f"initial state of '{name}': '{path}' cannot be read: {error.strerror}") from None
 
 
 class States:
@@ -177,10 +177,10 @@ class States:
         if spec.output not in self._left_out:
             self._left_out.add(spec.output)
             text = (
-                "model '{}' has not answered output '{}', the new state of '{}'; its sequence keeps the state that it "
-                "had (said once)"
+                f"model '{self.model}' has not answered output '{spec.output}', the new state of '{spec.input}'; its "
+                "sequence keeps the state that it had (said once)"
             )
-            self._log(codes.LOG_WARNING, "states.py", 0, text.format(self.model, spec.output, spec.input))
+            self._log(codes.LOG_WARNING, "states.py", 0, text)
 
     @property
     def sequences(self) -> int:
@@ -280,8 +280,8 @@ class StateUpdate:
         others = [name for name in answered if name not in self._states.outputs]
         if others:
             raise Refusal(
-                "model '{}' has answered output '{}' for a request that it wants to execute again; only new states "
-                "may be answered then".format(self._states.model, others[0])
+                f"model '{self._states.model}' has answered output '{others[0]}' for a request that it wants to "
+                "execute again; only new states may be answered then"
             )
         self.keep(answered, placer, partly=True)
 
@@ -292,19 +292,14 @@ class StateUpdate:
 
     def _check(self, spec: StateSpec, answered: Answered) -> None:
         datatype, shape, _ = answered
-        if datatype == spec.datatype and _fits(shape, spec.dims):
+        if datatype == spec.datatype and fits(shape, spec.dims):
             return
         kind, wanted = BY_NUMBER[datatype].config_name, BY_NUMBER[spec.datatype].config_name
         raise Refusal(
-            "model '{}' has answered output '{}', the new state of '{}', as {} {}, but its configuration says {} {}; "
-            "its sequence keeps the state that it had".format(
-                self._states.model, spec.output, spec.input, kind, list(shape), wanted, list(spec.dims)
-            )
+            f"model '{self._states.model}' has answered output '{spec.output}', the new state of '{spec.input}', as "
+            f"{kind} {list(shape)}, but its configuration says {wanted} {list(spec.dims)}; its sequence keeps the "
+            "state that it had"
         )
-
-
-def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
-    return len(shape) == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, shape))
 
 
 def _zeros_like(tensors: Sequence[WireTensor]) -> Sequence[WireTensor]:

@@ -110,9 +110,7 @@ class Allocator:
         size = size_class(nbytes)
         if size > self._arena.limit:
             raise ArenaFull(
-                "no room for {} bytes in shared memory, which has {} in all; raise --shm-limit".format(
-                    nbytes, self._arena.limit
-                )
+                f"no room for {nbytes} bytes in shared memory, which has {self._arena.limit} in all; raise --shm-limit"
             )
         if size <= SMALL or self._warm.get(size):
             return self.allocate(nbytes)
@@ -217,8 +215,7 @@ class Allocator:
                     self._cold[at] = (start + size, free - size)
                 return start
         raise ArenaFull(
-            "no room for {} bytes in shared memory: there is no such range in its address space; "
-            "raise --shm-limit".format(size)
+            f"no room for {size} bytes in shared memory: there is no such range in its address space; raise --shm-limit"
         )
 
     def _cool(self, offset: int) -> None:

@@ -56,8 +56,9 @@ class Segment:
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise
-            text = "no address space for another {} GiB of shared memory; lower --shm-limit, or raise 'ulimit -v'"
-            raise OSError(error.errno, text.format(max(span >> 30, 1))) from None
+            size = max(span >> 30, 1)
+            text = f"no address space for another {size} GiB of shared memory; lower --shm-limit, or raise 'ulimit -v'"
+            raise OSError(error.errno, text) from None
         self.view = memoryview(self._map)
         self.parent_words = self._words(layout.PARENT_WORDS)
         self.stub_words = self._words(layout.STUB_WORDS)

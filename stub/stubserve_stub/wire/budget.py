@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from typing import Dict
 
+from stubserve_stub.wire import codes
+
 
 class ArenaFull(MemoryError):
     """There is no room; the text says why, and what to do. `nbytes` is what the limit lacks, 0 for other reasons."""
+
+    # Of a response that has this error
+    code = codes.UNAVAILABLE
 
     def __init__(self, text: str, nbytes: int = 0) -> None:
         self.nbytes = nbytes
@@ -22,7 +27,7 @@ class NotGranted(ArenaFull):
     """A stub has to ask for `nbytes` more before it can commit."""
 
     def __init__(self, nbytes: int) -> None:
-        super().__init__("{} bytes of shared memory are to be granted".format(nbytes), nbytes)
+        super().__init__(f"{nbytes} bytes of shared memory are to be granted", nbytes)
 
 
 class Ledger:
@@ -42,9 +47,8 @@ class Ledger:
         """Counts `nbytes` that segment `index` is about to touch. Raises ArenaFull if the limit would be passed."""
         if self.total + nbytes > self.limit:
             raise ArenaFull(
-                "no room for {} bytes in shared memory: {} of {} bytes are in use; raise --shm-limit".format(
-                    nbytes, self.total, self.limit
-                ),
+                f"no room for {nbytes} bytes in shared memory: {self.total} of {self.limit} bytes are in use; raise "
+                "--shm-limit",
                 nbytes,
             )
         self._committed[index] = self._committed.get(index, 0) + nbytes

@@ -57,3 +57,8 @@ def elements_of(shape: Sequence[int]) -> int:
 def nbytes_of(datatype: int, shape: Sequence[int]) -> int:
     """The size of a tensor; for BYTES that of empty strings, which are just their lengths of 4 bytes."""
     return elements_of(shape) * (BY_NUMBER[datatype].itemsize or 4)
+
+
+def fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    """Whether a shape is one that these dimensions allow, of which -1 allows any size."""
+    return len(shape) == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, shape))

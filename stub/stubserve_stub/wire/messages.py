@@ -234,7 +234,7 @@ def unpack_spilled(data: Any) -> InArena:
     """The place of the message. Raises ValueError for other records."""
     place = places.unpack(unpack(data))
     if not isinstance(place, InArena):
-        raise ValueError("a message that is too long for a record lies nowhere but in the arena: {!r}".format(place))
+        raise ValueError(f"a message that is too long for a record lies nowhere but in the arena: {place!r}")
     return place
 
 
@@ -267,7 +267,7 @@ class Unframer:
         if len(self._buffer) <= 4:
             return None
         if self._buffer[4] not in _MAPS:
-            raise ValueError("no message begins with {!r}".format(bytes(self._buffer[:64])))
+            raise ValueError(f"no message begins with {bytes(self._buffer[:64])!r}")
         (length,) = _LENGTH.unpack_from(self._buffer)
         if len(self._buffer) < 4 + length:
             return None

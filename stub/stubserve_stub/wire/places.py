@@ -146,7 +146,7 @@ def unpack(wire: Any) -> Place:
         if found is not None and fits:
             place: Place = tuple.__new__(found, wire)
             return place
-    raise ValueError("no place of a tensor: {!r}".format(wire))
+    raise ValueError(f"no place of a tensor: {wire!r}")
 
 
 def strings_bytes(elements: Sequence[bytes]) -> int:
@@ -169,7 +169,7 @@ def listed_bytes(elements: Sequence[bytes]) -> int:
 def refusal(place: Place) -> str:
     """Why memory of this kind cannot be used here, as a text for people; empty if it can."""
     if isinstance(place, InRegion):
-        return "lies in a client's shared memory (region {}), of which nobody has told".format(place.region)
+        return f"lies in a client's shared memory (region {place.region}), of which nobody has told"
     if isinstance(place, AsList):
         return "is a list of strings, which only a tensor of BYTES may be"
     if isinstance(place, Zeros):

@@ -75,9 +75,7 @@ class RingWriter:
         if self._tail + skip + need - self._head > _CAPACITY:
             head = self._words[self._word]
             if not self._head <= head <= self._tail:
-                raise RingBroken(
-                    "a ring's reader is said to be at {}, between {} and {}".format(head, self._head, self._tail)
-                )
+                raise RingBroken(f"a ring's reader is said to be at {head}, between {self._head} and {self._tail}")
             self._head = head
             if self._tail + skip + need - head > _CAPACITY:
                 return False
@@ -114,7 +112,7 @@ class RingReader:
         Raises ValueError for more records than a ring can hold: another process has rung the doorbell.
         """
         if count > _MOST_RECORDS:
-            raise ValueError("{} records in a ring of {} bytes".format(count, _CAPACITY))
+            raise ValueError(f"{count} records in a ring of {_CAPACITY} bytes")
         position = self._at
         data = self._data
         messages = []

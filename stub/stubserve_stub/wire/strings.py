@@ -25,7 +25,7 @@ _pack_length = struct.Struct("<I").pack
 _length_at = struct.Struct("<I").unpack_from
 _PREFIXES = [_pack_length(length) for length in range(1024)]
 # Each reads an element of so many bytes and the next length in one call; longer elements are sliced out.
-_READERS = [struct.Struct("<{}sI".format(length)).unpack_from for length in range(256)]
+_READERS = [struct.Struct(f"<{length}sI").unpack_from for length in range(256)]
 
 
 def join(elements: List[bytes]) -> bytes:
@@ -98,7 +98,7 @@ def of_one_length(data: Buffer) -> Optional[Array]:
     lengths: Any = np.ndarray((count,), "<u4", data, 0, (step,))
     if not (lengths == length).all():
         return None
-    return np.ndarray((count,), "V{}".format(length), data, 4, (step,))
+    return np.ndarray((count,), f"V{length}", data, 4, (step,))
 
 
 def is_short_text(data: Buffer, count: int) -> bool:

@@ -39,9 +39,8 @@ class StubArena(Arena):
     def __init__(self, fd: int, facts: Dict[str, Any], own: int, grant: Grant) -> None:
         if facts["version"] != layout.WIRE_VERSION:
             raise RuntimeError(
-                "the server speaks wire version {}, this stub {}: they are of different releases".format(
-                    facts["version"], layout.WIRE_VERSION
-                )
+                f"the server speaks wire version {facts['version']}, this stub {layout.WIRE_VERSION}: they are of "
+                "different releases"
             )
         super().__init__(fd, facts["limit"], facts["span"], grant)
         self.grant = grant

@@ -11,28 +11,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from stubserve_stub.backends.tracking.options import Options
+from stubserve_stub.backends.tracking.options import TrackerOptions
 
 from tests.made_tracks import Frame, scene
 
 RECORD = Path(__file__).with_suffix(".json")
 # By name: the seed and the number of objects of a scene, and options
-SCENES: dict[str, tuple[int, int, Options]] = {
-    "usual": (1, 8, Options()),
-    "crowded": (2, 25, Options()),
-    "patient": (3, 8, Options(minimum_consecutive_frames=4, lost_track_buffer=60, frame_rate=60.0)),
-    "forgetful": (4, 8, Options(lost_track_buffer=0)),
-    "immediate": (5, 8, Options(minimum_consecutive_frames=1, frame_rate=10.0)),
-    "trusting": (6, 12, Options(0.3, 0.8, 0.3)),
+SCENES: dict[str, tuple[int, int, TrackerOptions]] = {
+    "usual": (1, 8, TrackerOptions()),
+    "crowded": (2, 25, TrackerOptions()),
+    "patient": (3, 8, TrackerOptions(minimum_consecutive_frames=4, lost_track_buffer=60, frame_rate=60.0)),
+    "forgetful": (4, 8, TrackerOptions(lost_track_buffer=0)),
+    "immediate": (5, 8, TrackerOptions(minimum_consecutive_frames=1, frame_rate=10.0)),
+    "trusting": (6, 12, TrackerOptions(0.3, 0.8, 0.3)),
 }
 
 
-def frames_of(name: str) -> tuple[Sequence[Frame], Options]:
+def frames_of(name: str) -> tuple[Sequence[Frame], TrackerOptions]:
     seed, objects, options = SCENES[name]
     return scene(seed, objects), options
 
 
-def by_library(frames: Sequence[Frame], options: Options) -> list[list[int]]:
+def by_library(frames: Sequence[Frame], options: TrackerOptions) -> list[list[int]]:
     """The identity of each detection of each frame, from 1 on; 0 for none."""
     import supervision
     from trackers import ByteTrackTracker

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stubserve_stub.backends.gather import Gathered, Gatherer, address_of
-from stubserve_stub.backends.native import InputView, NativeRequest, NativeResponse, Output
+from stubserve_stub.backends.native import InputView, NativeOutput, NativeRequest, NativeResponse
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BYTES
@@ -43,10 +43,10 @@ class Model:
     def __init__(self) -> None:
         self.runs: list[Gathered] = []
 
-    def __call__(self, gathered: Gathered) -> dict[str, Output]:
+    def __call__(self, gathered: Gathered) -> dict[str, NativeOutput]:
         self.runs.append(gathered)
         made = (array_of(gathered.inputs["X"]) + 1).reshape(-1).view(np.uint8)
-        return {name: Output(name, FP32, gathered.inputs["X"].shape, made) for name in gathered.outputs}
+        return {name: NativeOutput(name, FP32, gathered.inputs["X"].shape, made) for name in gathered.outputs}
 
 
 def answers(responses: Sequence[NativeResponse]) -> list[Any]:
@@ -86,9 +86,9 @@ def test_rows_are_joined_and_parted() -> None:
 def test_outputs_are_slices_of_one_memory() -> None:
     whole: list[Any] = []
 
-    def compute(gathered: Gathered) -> dict[str, Output]:
+    def compute(gathered: Gathered) -> dict[str, NativeOutput]:
         whole.append(np.zeros(6 * 4, np.uint8))
-        return {"Y": Output("Y", FP32, (6, 1), whole[0])}
+        return {"Y": NativeOutput("Y", FP32, (6, 1), whole[0])}
 
     responses = Gatherer("m", True).run([request(2, X=floats(2, 1)), request(4, X=floats(4, 1))], compute)
     whole[0][:] = 7
@@ -98,9 +98,9 @@ def test_outputs_are_slices_of_one_memory() -> None:
 def test_the_buffer_is_used_again() -> None:
     places: list[int] = []
 
-    def compute(gathered: Gathered) -> dict[str, Output]:
+    def compute(gathered: Gathered) -> dict[str, NativeOutput]:
         places.append(address_of(gathered.inputs["X"].memory))
-        return {"Y": Output("Y", FP32, (gathered.rows, 1), bytes(gathered.rows * 4))}
+        return {"Y": NativeOutput("Y", FP32, (gathered.rows, 1), bytes(gathered.rows * 4))}
 
     gatherer = Gatherer("m", True)
     for rows in (3, 2):
@@ -116,13 +116,13 @@ def test_empty_slots_take_no_memory() -> None:
     before = resident_bytes()
     seen = []
 
-    def compute(gathered: Gathered) -> dict[str, Output]:
+    def compute(gathered: Gathered) -> dict[str, NativeOutput]:
         memory = gathered.inputs["X"].memory
         assert type(memory) is np.ndarray
         seen.extend(part.any() and bool((part == there).all()) for part in memory.reshape(len(views), rows))
         seen.append(resident_bytes() - before < 10 * rows)
         memory[rows] = 1
-        return {"Y": Output("Y", UINT8, (len(views), 1), memory[: len(views)])}
+        return {"Y": NativeOutput("Y", UINT8, (len(views), 1), memory[: len(views)])}
 
     gatherer = Gatherer("m", True)
     gatherer.run(requests, compute)
@@ -140,9 +140,9 @@ def test_a_buffer_that_a_model_keeps_is_not_used_again() -> None:
     """Also if it keeps no more than a part of what it was given."""
     kept: list[Any] = []
 
-    def compute(gathered: Gathered) -> dict[str, Output]:
+    def compute(gathered: Gathered) -> dict[str, NativeOutput]:
         kept.append(array_of(gathered.inputs["X"])[1:])
-        return {"Y": Output("Y", FP32, (gathered.rows, 1), bytes(gathered.rows * 4))}
+        return {"Y": NativeOutput("Y", FP32, (gathered.rows, 1), bytes(gathered.rows * 4))}
 
     gatherer = Gatherer("m", True)
     for value in (1, 2, 3):
@@ -183,16 +183,16 @@ def test_what_does_not_fit_together_runs_apart() -> None:
     assert answers(responses) == [[[1, 2]], [[11, 12, 13]], [[21, 22]], [[31, 32]]]
 
 
-def encoded(view: Any) -> Output:
+def encoded(view: Any) -> NativeOutput:
     """The texts of an input as the output Y."""
     elements = np.array([text.encode() for text in view.memory], np.object_)
-    return Output("Y", BYTES, (len(elements), 1), elements)
+    return NativeOutput("Y", BYTES, (len(elements), 1), elements)
 
 
 def test_strings_are_texts_inside() -> None:
     runs = []
 
-    def compute(gathered: Gathered) -> dict[str, Output]:
+    def compute(gathered: Gathered) -> dict[str, NativeOutput]:
         runs.append(gathered.inputs["S"])
         return {"Y": encoded(gathered.inputs["S"])}
 
@@ -218,7 +218,7 @@ def test_strings_that_are_none_are_the_mistake_of_one_request() -> None:
     """Whether they are malformed or no text, in whichever input: the others run together, and without them."""
     runs: list[Gathered] = []
 
-    def compute(gathered: Gathered) -> dict[str, Output]:
+    def compute(gathered: Gathered) -> dict[str, NativeOutput]:
         runs.append(gathered)
         return {"Y": encoded(gathered.inputs["S"])}
 
@@ -245,7 +245,7 @@ def test_strings_that_are_none_are_the_mistake_of_one_request() -> None:
 
 
 def test_a_run_of_which_no_request_is_left() -> None:
-    def compute(gathered: Gathered) -> dict[str, Output]:
+    def compute(gathered: Gathered) -> dict[str, NativeOutput]:
         raise AssertionError("nothing is left to run")
 
     responses = Gatherer("m", True).run([request(1, S=[b"\xff"]), request(1, S=[b"\xfe"])], compute)
@@ -257,8 +257,8 @@ def test_a_run_of_which_no_request_is_left() -> None:
 def test_rows_that_miss(shape: tuple[int, ...], others: int) -> None:
     """The model's own rows are others than the batch's; the requests before it in the batch fail with it."""
 
-    def compute(gathered: Gathered) -> dict[str, Output]:
-        return {"Y": Output("Y", FP32, shape, np.zeros(4 * int(np.prod(shape)), np.uint8))}
+    def compute(gathered: Gathered) -> dict[str, NativeOutput]:
+        return {"Y": NativeOutput("Y", FP32, shape, np.zeros(4 * int(np.prod(shape)), np.uint8))}
 
     requests = [request(3 - others, X=floats(3 - others, 2))] + [request(1, X=floats(1, 2))] * others
     responses = Gatherer("boxes", True).run(requests, compute)
@@ -272,7 +272,7 @@ def test_rows_that_miss(shape: tuple[int, ...], others: int) -> None:
 
 
 def test_a_refusal_is_for_its_run_alone() -> None:
-    def compute(gathered: Gathered) -> dict[str, Output]:
+    def compute(gathered: Gathered) -> dict[str, NativeOutput]:
         if gathered.inputs["X"].shape == (2,):
             raise Refusal("not two", codes.UNSUPPORTED)
         return Model()(gathered)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stubserve_stub.backends.base import InstanceSetup
-from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse, Output
+from stubserve_stub.backends.native import NativeBackend, NativeOutput, NativeRequest, NativeResponse
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BYTES
@@ -50,8 +50,8 @@ def batch(stub: StubMemory, *requests: Any) -> Batch:
     return Batch(stub.channel, 1, requests)
 
 
-def output(memory: Any, name: str = "A") -> Output:
-    return Output(name, UINT8, [len(memory)], memory)
+def output(memory: Any, name: str = "A") -> NativeOutput:
+    return NativeOutput(name, UINT8, [len(memory)], memory)
 
 
 def test_requests_come_as_views(stub: StubMemory) -> None:
@@ -145,7 +145,7 @@ def test_no_room_for_an_output(stub: StubMemory) -> None:
 def test_an_answer_that_cannot_be_encoded_keeps_no_memory(stub: StubMemory) -> None:
     def answers(requests: Any) -> Any:
         good = NativeResponse([output(bytes(9000))])
-        return [good, NativeResponse([output(bytes(9000)), Output("B", UINT8, [1], 5)])]
+        return [good, NativeResponse([output(bytes(9000)), NativeOutput("B", UINT8, [1], 5)])]
 
     live = stub.channel.memory.live_blocks
     with pytest.raises(AttributeError, match="nbytes"):

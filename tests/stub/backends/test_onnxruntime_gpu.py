@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stubserve_stub.backends.onnxruntime.session import Options, options_of
+from stubserve_stub.backends.onnxruntime.session import OnnxOptions, options_of
 from stubserve_stub.runtime.failure import Refusal
 
 from stubserve.model_config.parse import parse_text
@@ -30,7 +30,7 @@ def parameter(name: str, value: str) -> str:
     return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
 
 
-def options(text: str, available: Sequence[str] = (TENSORRT, CUDA, CPU), device: int = 1) -> Options:
+def options(text: str, available: Sequence[str] = (TENSORRT, CUDA, CPU), device: int = 1) -> OnnxOptions:
     return options_of(to_json_dict(parse_text('name: "m" ' + text, "c")), {}, available, device)
 
 

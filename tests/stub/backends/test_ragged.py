@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stubserve_stub.backends.gather import Gathered, Gatherer
-from stubserve_stub.backends.native import InputView, NativeRequest, Output
+from stubserve_stub.backends.native import InputView, NativeOutput, NativeRequest
 from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BYTES
@@ -57,12 +57,12 @@ class Doubles:
         self.runs: list[Gathered] = []
         self._answered = answered
 
-    def __call__(self, gathered: Gathered) -> dict[str, Output]:
+    def __call__(self, gathered: Gathered) -> dict[str, NativeOutput]:
         self.runs.append(gathered)
         made = array_of(gathered.inputs["X"]).reshape(-1) * 2
         if self._answered is not None:
             made = np.resize(made, self._answered)
-        return {name: Output(name, FP32, made.shape, made.view(np.uint8)) for name in gathered.outputs}
+        return {name: NativeOutput(name, FP32, made.shape, made.view(np.uint8)) for name in gathered.outputs}
 
 
 def test_a_plain_model_has_nothing_of_it() -> None:
@@ -108,10 +108,10 @@ def test_other_inputs_keep_requests_apart() -> None:
 def test_ragged_strings() -> None:
     runs = []
 
-    def compute(gathered: Gathered) -> dict[str, Output]:
+    def compute(gathered: Gathered) -> dict[str, NativeOutput]:
         runs.append(gathered.inputs["X"])
         elements = np.array([text.encode() for text in gathered.inputs["X"].memory], np.object_)
-        return {"Y": Output("Y", BYTES, (3,), elements)}
+        return {"Y": NativeOutput("Y", BYTES, (3,), elements)}
 
     texts = [[b"one"], [b"two", b"three"]]
     memories = [np.frombuffer(strings.join(each), np.uint8) for each in texts]
@@ -166,7 +166,7 @@ def test_they_are_made_for_inputs_that_keep_their_shape() -> None:
 def test_a_source_that_is_not_given() -> None:
     without = request(1, FIXED=floats(1, 2))
     for more in ({"batch_input": [batch_input("BATCH_ELEMENT_COUNT")]}, {"batch_output": [SCATTER]}):
-        (response,) = gatherer(**more).run([without], lambda gathered: {"Y": Output("Y", FP32, (1,), b"1234")})
+        (response,) = gatherer(**more).run([without], lambda gathered: {"Y": NativeOutput("Y", FP32, (1,), b"1234")})
         assert response.code == codes.INVALID_ARG
         assert response.error.startswith("the request has no input 'X', from which")
 
@@ -191,9 +191,9 @@ def test_scattered_beside_rows() -> None:
     """One output by shapes, one by rows, and each request gets what it has asked for."""
     outputs = [*config()["output"], {"name": "ROWS", "data_type": "TYPE_FP32", "dims": ["2"]}]
 
-    def compute(gathered: Gathered) -> dict[str, Output]:
+    def compute(gathered: Gathered) -> dict[str, NativeOutput]:
         rows = floats(gathered.rows, 2)
-        return {**Doubles()(gathered), "ROWS": Output("ROWS", FP32, rows.shape, rows.reshape(-1).view(np.uint8))}
+        return {**Doubles()(gathered), "ROWS": NativeOutput("ROWS", FP32, rows.shape, rows.reshape(-1).view(np.uint8))}
 
     requests = ragged((1, 1, 3), (2, 1, 2))
     requests = [requests[0]._replace(outputs=["ROWS", "Y"]), requests[1]._replace(outputs=["ROWS"])]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.native import InputView, NativeRequest, NativeResponse
-from stubserve_stub.backends.tracking import contract
+from stubserve_stub.backends.tracking import options as contract
 from stubserve_stub.backends.tracking.backend import TrackingBackend
-from stubserve_stub.backends.tracking.options import Options, options_of
+from stubserve_stub.backends.tracking.options import TrackerOptions, options_of
 from stubserve_stub.backends.tracking.tracks import VERSION, Tracks
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -30,7 +30,7 @@ def assign() -> Any:
     return optimize.linear_sum_assignment
 
 
-def tracked(frames: Any, options: Options) -> list[list[int]]:
+def tracked(frames: Any, options: TrackerOptions) -> list[list[int]]:
     """The identity of each detection of each frame, 0 for none; the tracks are read from their bytes for each frame."""
     solve = assign()
     state = Tracks(options, solve).state()
@@ -56,13 +56,13 @@ def test_identities_are_those_of_the_library(name: str) -> None:
 def test_identities_are_those_of_the_library_that_is_installed(seed: int) -> None:
     pytest.importorskip("trackers")
     frames = scene(100 + seed, objects=3 + 2 * seed)
-    assert tracked(frames, Options()) == by_library(frames, Options())
+    assert tracked(frames, TrackerOptions()) == by_library(frames, TrackerOptions())
 
 
 @pytest.mark.long
 def test_objects_keep_their_identities() -> None:
     """Where they cross, too, and where one is missed or hidden for some frames."""
-    identities = tracked(scene(1), Options())
+    identities = tracked(scene(1), TrackerOptions())
     assert switches(scene(1), identities) == 0
     # Every object soon has one, and hardly anything else
     assert max(map(max, identities)) <= 10
@@ -80,7 +80,7 @@ HERE, THERE = (0, 0, 10, 10), (100, 100, 110, 120)
 @pytest.mark.long
 def test_an_identity_is_never_used_again() -> None:
     """Not even when no track is left."""
-    tracks = Tracks(Options(lost_track_buffer=2), assign())
+    tracks = Tracks(TrackerOptions(lost_track_buffer=2), assign())
     last = 0
     for _ in range(5):
         tracks.update(*one(HERE))
@@ -95,7 +95,7 @@ def test_an_identity_is_never_used_again() -> None:
 @pytest.mark.long
 def test_the_age_counts_frames() -> None:
     """Those in which the object is not seen, too."""
-    tracks = Tracks(Options(), assign())
+    tracks = Tracks(TrackerOptions(), assign())
     ages = [tracks.update(*(NONE if frame in (4, 5) else one(HERE))).ages.tolist() for frame in range(8)]
     assert ages == [[], [1], [2], [3], [], [], [6], [7]]
 
@@ -103,7 +103,7 @@ def test_the_age_counts_frames() -> None:
 @pytest.mark.long
 def test_the_number_of_tracks_is_bounded() -> None:
     """Those that have been lost for longest make room; else the best detections come first."""
-    tracks = Tracks(Options(most_tracks=3), assign())
+    tracks = Tracks(TrackerOptions(most_tracks=3), assign())
     boxes = np.array([[100 * k, 0, 100 * k + 50, 50] for k in range(6)], np.float32)
     scores = np.array([0.8, 0.95, 0.75, 0.9, 0.72, 0.85], np.float32)
     tracks.update(boxes, scores)
@@ -121,7 +121,7 @@ def test_the_number_of_tracks_is_bounded() -> None:
 @pytest.mark.long
 def test_a_state_is_plain_bytes() -> None:
     """Other versions of the server have to read them: whoever changes a byte changes the version."""
-    tracks = Tracks(Options(), assign())
+    tracks = Tracks(TrackerOptions(), assign())
     tracks.update(*one(HERE))
     tracks.update(*one((1, 0, 11, 10)))
     state = tracks.state()
@@ -146,7 +146,7 @@ def test_a_state_is_plain_bytes() -> None:
 )
 def test_other_bytes_are_refused(state: bytes, text: str) -> None:
     with pytest.raises(Refusal, match=text):
-        Tracks.read(Options(), None, state)  # type: ignore[arg-type]
+        Tracks.read(TrackerOptions(), None, state)  # type: ignore[arg-type]
 
 
 # Configurations
@@ -157,12 +157,12 @@ def parameters(**given: str) -> dict[str, Any]:
 
 
 def test_options() -> None:
-    assert options_of({"name": "m"}) == Options()
+    assert options_of({"name": "m"}) == TrackerOptions()
     given = options_of(
         parameters(track_activation_threshold="0.25", lost_track_buffer="10", frame_rate="12.5", EXECUTION_ENV_PATH="x")
     )
-    assert given == Options(track_activation_threshold=0.25, lost_track_buffer=10, frame_rate=12.5)
-    assert [Options(lost_track_buffer=n, frame_rate=r).most_missed for n, r in ((0, 30), (3, 15), (30, 60))] == [
+    assert given == TrackerOptions(track_activation_threshold=0.25, lost_track_buffer=10, frame_rate=12.5)
+    assert [TrackerOptions(lost_track_buffer=n, frame_rate=r).most_missed for n, r in ((0, 30), (3, 15), (30, 60))] == [
         0,
         2,
         60,

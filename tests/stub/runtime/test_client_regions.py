@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 import pytest
 from stubserve_stub.runtime import region_window
-from stubserve_stub.runtime.client_regions import ClientRegion, ClientRegions
+from stubserve_stub.runtime.client_regions import MappedRegion, MappedRegions
 from stubserve_stub.runtime.region_window import RegionGone
 
 from tests.client_memory import PAGE, SharedFile
@@ -33,8 +33,8 @@ def file() -> Any:
         yield made
 
 
-def region(file: SharedFile, start: int = 0, nbytes: int = SIZE) -> ClientRegion:
-    return ClientRegion(os.dup(file.descriptor), start, nbytes)
+def region(file: SharedFile, start: int = 0, nbytes: int = SIZE) -> MappedRegion:
+    return MappedRegion(os.dup(file.descriptor), start, nbytes)
 
 
 def test_a_write_is_not_seen_by_the_client(file: SharedFile) -> None:
@@ -236,11 +236,11 @@ def test_any_other_bus_error_is_what_it_was() -> None:
     program = """
 import faulthandler, mmap, os, tempfile
 import numpy as np
-from stubserve_stub.runtime.client_regions import ClientRegion
+from stubserve_stub.runtime.client_regions import MappedRegion
 faulthandler.enable()
 with tempfile.TemporaryFile() as file:
     file.truncate(8192)
-    region = ClientRegion(os.dup(file.fileno()), 0, 8192)
+    region = MappedRegion(os.dup(file.fileno()), 0, 8192)
     array, loan = region.lend(0, 8192)
     file.truncate(0)
     assert not array.any() and loan.window.torn
@@ -266,7 +266,7 @@ def test_overlaps(file: SharedFile) -> None:
 
 def test_regions_come_over_a_socket(file: SharedFile) -> None:
     server, stub = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    regions = ClientRegions(stub.detach())
+    regions = MappedRegions(stub.detach())
     with pytest.raises(RegionGone, match="could not pass it on"):
         regions.find(5)
     socket.send_fds(server, [msgpack.packb((5, PAGE, PAGE))], [file.descriptor])

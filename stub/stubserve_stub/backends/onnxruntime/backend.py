@@ -15,7 +15,7 @@ from stubserve_stub.backends.loading import Parameters, import_package
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
 from stubserve_stub.backends.onnxruntime.contract import Contract, complete, contract_of, needs_completion, validate
 from stubserve_stub.backends.onnxruntime.execution import Execution
-from stubserve_stub.backends.onnxruntime.session import Options, find_file, open_session, options_of, run_options
+from stubserve_stub.backends.onnxruntime.session import OnnxOptions, find_file, open_session, options_of, run_options
 from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -31,7 +31,7 @@ class OnnxRuntimeBackend(NativeBackend):
         self._onnxruntime = import_package("onnxruntime", "onnxruntime")
         self._version_dir = model.version_dir
         # The session that completed the configuration, with what it was made from
-        self._opened: Optional[Tuple[str, Options, Any, Contract]] = None
+        self._opened: Optional[Tuple[str, OnnxOptions, Any, Contract]] = None
 
     def complete_config(self, model: str, config_json: str) -> str:
         config: Dict[str, Any] = json.loads(config_json)
@@ -54,7 +54,7 @@ class OnnxRuntimeBackend(NativeBackend):
         self._opened = None
         validate(config, contract)
         for remark in options.remarks:
-            self._log(codes.LOG_WARNING, "model '{}': {}".format(config["name"], remark))
+            self._log(codes.LOG_WARNING, f"model '{config['name']}': {remark}")
         for line in options.chosen:
             self._log(codes.LOG_VERBOSE, line)
         scalars: Dict[str, Sequence[int]] = {
@@ -71,7 +71,7 @@ class OnnxRuntimeBackend(NativeBackend):
     def instance_finalize(self) -> None:
         del self._execution
 
-    def _open(self, config: Dict[str, Any], device: Optional[int] = None) -> Tuple[Any, Contract, Options]:
+    def _open(self, config: Dict[str, Any], device: Optional[int] = None) -> Tuple[Any, Contract, OnnxOptions]:
         """The session for a configuration; the one that is open already if nothing differs. Raises Refusal.
 
         A configuration is completed by a session on the CPU, also for an instance on a GPU.
@@ -83,7 +83,7 @@ class OnnxRuntimeBackend(NativeBackend):
             try:
                 contract = contract_of(session)
             except Refusal as refusal:
-                raise Refusal("unable to load '{}': {}".format(path, refusal)) from None
+                raise Refusal(f"unable to load '{path}': {refusal}") from None
             self._opened = (path, options, session, contract)
         _, _, session, contract = self._opened
         return session, contract, options

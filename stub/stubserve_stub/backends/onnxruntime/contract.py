@@ -66,10 +66,8 @@ def _infos(what: str, nodes: Sequence[Any]) -> Dict[str, TensorInfo]:
     for node in nodes:
         if node.type not in _TYPES:
             raise Refusal(
-                "{} '{}' is a {}, which has no counterpart among the data types of the server: only tensors of "
-                "booleans, integers of 8 to 64 bits, FP16, BF16, FP32, FP64 and strings can be sent".format(
-                    what, node.name, node.type
-                )
+                f"{what} '{node.name}' is a {node.type}, which has no counterpart among the data types of the server: "
+                "only tensors of booleans, integers of 8 to 64 bits, FP16, BF16, FP32, FP64 and strings can be sent"
             )
         dims = [dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape or ()]
         infos.append(TensorInfo(node.name, BY_NAME[_TYPES[node.type]].number, dims))
@@ -91,15 +89,15 @@ def complete(config: Dict[str, Any], contract: Contract, default_batch_size: int
         if not config.get("max_batch_size"):
             config["max_batch_size"] = max(default_batch_size, 0)
             remarks.append(
-                "autofilled max_batch_size to {} for model '{}': the file can be batched, and the configuration says "
-                "nothing of it".format(config["max_batch_size"], config["name"])
+                f"autofilled max_batch_size to {config['max_batch_size']} for model '{config['name']}': the file can "
+                "be batched, and the configuration says nothing of it"
             )
         if config["max_batch_size"] > 1 and not any(choice in config for choice in _SCHEDULERS):
             config["dynamic_batching"] = {}
     elif config.get("max_batch_size"):
         raise Refusal(
-            "autofill failed for model '{}': model does not support batching while non-zero max_batch_size is "
-            "specified".format(config["name"])
+            f"autofill failed for model '{config['name']}': model does not support batching while non-zero "
+            "max_batch_size is specified"
         )
     batches = bool(config.get("max_batch_size"))
     if not (config.get("input") or config.get("batch_input")):
@@ -112,8 +110,7 @@ def complete(config: Dict[str, Any], contract: Contract, default_batch_size: int
 
 
 def _described(info: TensorInfo, batches: bool) -> Dict[str, Any]:
-    described: Dict[str, Any] = {"name": info.name, "data_type": info.config_type}
-    described["dims"] = list(info.dims[1:] if batches else info.dims)
+    described = info._replace(dims=info.dims[1:] if batches else info.dims).described()
     if not described["dims"]:
         described["dims"] = [1]
         if batches:
@@ -129,27 +126,25 @@ def validate(config: Mapping[str, Any], contract: Contract) -> None:
     expected = sum(not tensor.get("optional") for tensor in config["input"]) + len(added) + len(made)
     if len(contract.inputs) != expected:
         raise Refusal(
-            "unable to load model '{}', configuration expects {} inputs, model provides {}: {}".format(
-                model, expected, len(contract.inputs), _names(contract.inputs)
-            )
+            f"unable to load model '{model}', configuration expects {expected} inputs, model provides "
+            f"{len(contract.inputs)}: {_names(contract.inputs)}"
         )
     allowed = {**contract.inputs, **contract.initializers}
-    for tensor in config["input"]:
+    for tensor in [*config["input"], *added]:
         if tensor.get("optional") and config.get("max_batch_size"):
             raise Refusal(
-                "unable to load model '{}', optional input '{}' is not supported for models that support "
-                "batching".format(model, tensor["name"])
+                f"unable to load model '{model}', optional input '{tensor['name']}' is not supported for models that "
+                "support batching"
             )
         _check(config, "input", tensor, allowed)
-    for tensor in added:
-        _check(config, "input", tensor, allowed)
     for name, tensor in made:
-        info = _find(name, "input", contract.inputs)
-        compare_type(config, "batch input", name, tensor["data_type"], info)
+        compare_type(config, "batch input", name, tensor["data_type"], _find(name, "input", contract.inputs))
     for tensor in config["output"]:
         _check(config, "output", tensor, contract.outputs)
     for tensor in added_outputs(config):
-        _check_state(config, tensor, contract.outputs)
+        # Only the type: the shape of a state is known when the model runs.
+        name = tensor["name"]
+        compare_type(config, "state", name, tensor["data_type"], _find(name, "output", contract.outputs))
 
 
 def _check(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], allowed: Dict[str, TensorInfo]) -> None:
@@ -157,23 +152,16 @@ def _check(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any], allo
     info = _find(name, what, allowed)
     if tensor["data_type"] not in BY_CONFIG_NAME:
         kind = tensor["data_type"]
-        raise Refusal("unsupported datatype {} for {} '{}' for model '{}'".format(kind, what, name, model))
+        raise Refusal(f"unsupported datatype {kind} for {what} '{name}' for model '{model}'")
     compare(config, what, tensor, info)
-
-
-def _check_state(config: Mapping[str, Any], tensor: Mapping[str, Any], allowed: Dict[str, TensorInfo]) -> None:
-    """Compares only the type of a state, because its shape is known only when the model runs."""
-    info = _find(tensor["name"], "output", allowed)
-    compare_type(config, "state", tensor["name"], tensor["data_type"], info)
 
 
 def _find(name: str, what: str, allowed: Dict[str, TensorInfo]) -> TensorInfo:
     info = allowed.get(name)
     if info is None:
-        raise Refusal("unexpected inference {} '{}', allowed {}s are: {}".format(what, name, what, _names(allowed)))
+        raise Refusal(f"unexpected inference {what} '{name}', allowed {what}s are: {_names(allowed)}")
     return info
 
 
 def _names(tensors: Mapping[str, Any]) -> str:
-    names: List[str] = sorted(tensors)
-    return ", ".join(names)
+    return ", ".join(sorted(tensors))

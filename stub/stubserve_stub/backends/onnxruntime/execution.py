@@ -29,7 +29,7 @@ import numpy as np
 
 from stubserve_stub.backends.gather import Gathered
 from stubserve_stub.backends.loading import TensorInfo
-from stubserve_stub.backends.native import InputView, Output
+from stubserve_stub.backends.native import InputView, NativeOutput
 from stubserve_stub.backends.onnxruntime.contract import ELEMENT_TYPES, Contract
 from stubserve_stub.backends.onnxruntime.session import explain
 from stubserve_stub.runtime.failure import Refusal
@@ -77,7 +77,7 @@ class Execution:
         self._known: "collections.OrderedDict[Any, Dict[str, Shape]]" = collections.OrderedDict()
         self._varying: List[str] = []
 
-    def run(self, batch: Gathered) -> Dict[str, Output]:
+    def run(self, batch: Gathered) -> Dict[str, NativeOutput]:
         """The wanted outputs. Raises Refusal with onnxruntime's error."""
         if not batch.outputs:
             return {}
@@ -89,20 +89,23 @@ class Execution:
             raise
         except Exception as error:
             code, text = explain(error)
-            raise Refusal("onnx runtime error {}: {}".format(code, text)) from None
+            raise Refusal(f"onnx runtime error {code}: {text}") from None
 
     # Bound memory
 
-    def _run_bound(self, batch: Gathered) -> Dict[str, Output]:
+    def _run_bound(self, batch: Gathered) -> Dict[str, NativeOutput]:
         key = self._bind_inputs(batch.inputs)
         known = self._known.get(key, {})
         rooms = {}
         try:
             for name in batch.outputs:
                 memory = self._memory_for(name, known.get(name), batch.requests)
-                if memory is not None:
+                if memory is None:
+                    self._binding.bind_output(name, _CPU)
+                else:
                     rooms[name] = (known[name], memory)
-                self._bind_output(name, known.get(name), memory)
+                    element_type = ELEMENT_TYPES[self._outputs[name].datatype]
+                    self._binding.bind_output(name, _CPU, 0, element_type, known[name], address_of(memory))
             try:
                 self._run_with_binding()
             except Exception:
@@ -118,7 +121,7 @@ class Execution:
         self._remember(key, outputs)
         return outputs
 
-    def _run_unbound(self, batch: Gathered) -> Dict[str, Output]:
+    def _run_unbound(self, batch: Gathered) -> Dict[str, NativeOutput]:
         self._binding.clear_binding_outputs()
         for name in batch.outputs:
             self._binding.bind_output(name, _CPU)
@@ -157,14 +160,7 @@ class Execution:
         # Small parts go into messages anyway.
         return self._room(nbytes) if nbytes > INLINE_BYTES * requests else None
 
-    def _bind_output(self, name: str, shape: Optional[Shape], memory: Optional[np.ndarray]) -> None:
-        if memory is None:
-            self._binding.bind_output(name, _CPU)
-        else:
-            element_type = ELEMENT_TYPES[self._outputs[name].datatype]
-            self._binding.bind_output(name, _CPU, 0, element_type, shape, address_of(memory))
-
-    def _collect(self, batch: Gathered, rooms: Dict[str, Tuple[Shape, np.ndarray]]) -> Dict[str, Output]:
+    def _collect(self, batch: Gathered, rooms: Dict[str, Tuple[Shape, np.ndarray]]) -> Dict[str, NativeOutput]:
         outputs = {}
         for name, value in zip(batch.outputs, self._binding.get_outputs()):
             info = self._outputs[name]
@@ -180,10 +176,10 @@ class Execution:
                 nbytes = nbytes_of(info.datatype, shape)
                 small = nbytes <= INLINE_BYTES * batch.requests
                 memory = ctypes.string_at(address, nbytes) if small else _memory_at(address, nbytes, value)
-            outputs[name] = Output(name, info.datatype, self._sent_shape(info, shape), memory)
+            outputs[name] = NativeOutput(name, info.datatype, self._sent_shape(info, shape), memory)
         return outputs
 
-    def _remember(self, key: Any, outputs: Dict[str, Output]) -> None:
+    def _remember(self, key: Any, outputs: Dict[str, NativeOutput]) -> None:
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = {}
@@ -195,7 +191,7 @@ class Execution:
 
     # Arrays
 
-    def _run_on_arrays(self, batch: Gathered) -> Dict[str, Output]:
+    def _run_on_arrays(self, batch: Gathered) -> Dict[str, NativeOutput]:
         feeds = {name: self._array(name, view) for name, view in batch.inputs.items()}
         outputs = {}
         arrays = self._session.run(list(batch.outputs), feeds, self._run_options)
@@ -205,7 +201,7 @@ class Execution:
                 outputs[name] = self._strings(info, array)
             else:
                 memory = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-                outputs[name] = Output(name, info.datatype, self._sent_shape(info, array.shape), memory)
+                outputs[name] = NativeOutput(name, info.datatype, self._sent_shape(info, array.shape), memory)
         return outputs
 
     def _array(self, name: str, view: InputView) -> np.ndarray:
@@ -215,10 +211,10 @@ class Execution:
             array = array.view(ELEMENT_TYPES[view.datatype])
         return array.reshape(shape)
 
-    def _strings(self, info: TensorInfo, array: Any) -> Output:
+    def _strings(self, info: TensorInfo, array: Any) -> NativeOutput:
         elements = np.empty(array.size, np.object_)
         elements[:] = [str(element).encode() for element in array.reshape(-1).tolist()]
-        return Output(info.name, info.datatype, self._sent_shape(info, array.shape), elements)
+        return NativeOutput(info.name, info.datatype, self._sent_shape(info, array.shape), elements)
 
     def _sent_shape(self, info: TensorInfo, shape: Shape) -> Sequence[int]:
         return shape if info.dims else self._scalars.get(info.name, shape)

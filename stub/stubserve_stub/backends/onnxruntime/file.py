@@ -54,10 +54,10 @@ def read(path: str) -> OnnxFile:
         inside = os.path.normpath(os.path.join(folder, location))
         if os.path.isabs(location) or not inside.startswith(os.path.join(os.path.normpath(folder), "")):
             raise Refusal(
-                "'{}' has weights in '{}', which is outside of its folder: nothing is read there".format(path, location)
+                f"'{path}' has weights in '{location}', which is outside of its folder: nothing is read there"
             )
         if not os.path.isfile(inside):
-            raise Refusal("'{}' has weights in '{}', but there is no file '{}'".format(path, location, inside))
+            raise Refusal(f"'{path}' has weights in '{location}', but there is no file '{inside}'")
     return found
 
 
@@ -66,11 +66,11 @@ def _scan(path: str) -> OnnxFile:
     try:
         with open(path, "rb") as file:
             if not os.fstat(file.fileno()).st_size:
-                raise Refusal("'{}' is no ONNX model: it is empty".format(path))
+                raise Refusal(f"'{path}' is no ONNX model: it is empty")
             # The last view unmaps it, which may be in the frames of an error.
             view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
-        raise Refusal("'{}' cannot be read: {}".format(path, error.strerror)) from None
+        raise Refusal(f"'{path}' cannot be read: {error.strerror}") from None
     return found if bytes(view[4:8]) == _ORT_FORMAT else _read_model(path, view)
 
 
@@ -92,11 +92,11 @@ def _read_model(path: str, view: memoryview) -> OnnxFile:
         # A file that begins as a model was cut off; any other file is something else.
         if ir_version and max(seen) < 100:
             raise Refusal(
-                "'{}' is no whole ONNX model: it is damaged, or cut off after {} bytes".format(path, view.nbytes)
+                f"'{path}' is no whole ONNX model: it is damaged, or cut off after {view.nbytes} bytes"
             ) from None
         seen.clear()
     if 7 not in seen:
-        raise Refusal("'{}' is no ONNX model: it has no graph{}".format(path, resemblance(bytes(view[:HEAD_BYTES]))))
+        raise Refusal(f"'{path}' is no ONNX model: it has no graph{resemblance(bytes(view[:HEAD_BYTES]))}")
     return OnnxFile(ir_version, opsets, external)
 
 

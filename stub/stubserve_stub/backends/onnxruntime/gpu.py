@@ -56,8 +56,7 @@ def gpu_providers(
     model = str(config.get("name", ""))
     cuda: Dict[str, str] = {}
     providers: List[Provider] = []
-    accelerators = config.get("optimization", {}).get("execution_accelerators", {})
-    for accelerator in accelerators.get("gpu_execution_accelerator", []):
+    for accelerator in accelerators_in(config, "gpu_execution_accelerator"):
         name, parameters = accelerator.get("name", ""), accelerator.get("parameters", {})
         if name == _CUDA:
             cuda.update(parameters)
@@ -65,7 +64,7 @@ def gpu_providers(
             settings = {**_tensorrt_settings(parameters, model), "device_id": str(device)}
             providers.append((_TENSORRT_PROVIDER, tuple(settings.items())))
         else:
-            raise Refusal("unknown Execution Accelerator '{}' is requested".format(name))
+            raise Refusal(f"unknown Execution Accelerator '{name}' is requested")
     cuda.update(_parameters_for_cuda(reader))
     providers.append((CUDA_PROVIDER, tuple({**cuda, "device_id": str(device)}.items())))
     for name, _ in providers:
@@ -74,14 +73,17 @@ def gpu_providers(
     return tuple(providers)
 
 
+def accelerators_in(config: Mapping[str, Any], kind: str) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = config.get("optimization", {}).get("execution_accelerators", {}).get(kind, ())
+    return found
+
+
 def require_gpu(session: Any, instance: str) -> None:
     """Raises Refusal for a session that runs on the CPU, because a library of CUDA could not be loaded."""
     if CUDA_PROVIDER not in session.get_providers():
         raise Refusal(
-            "the CUDA provider of onnxruntime does not load for model instance '{}', most often because it needs "
-            "another version of CUDA or cuDNN: pip install 'onnxruntime-gpu[cuda,cudnn]' brings those that fit".format(
-                instance
-            )
+            f"the CUDA provider of onnxruntime does not load for model instance '{instance}', most often because it "
+            "needs another version of CUDA or cuDNN: pip install 'onnxruntime-gpu[cuda,cudnn]' brings those that fit"
         )
 
 
@@ -91,7 +93,7 @@ def _parameters_for_cuda(reader: Parameters) -> Dict[str, str]:
         if reader.text(name):
             number = reader.integer(name)
             if number >= len(choices):
-                raise Refusal("unsupported {} value '{}' is requested".format(name, number))
+                raise Refusal(f"unsupported {name} value '{number}' is requested")
             found[name] = choices[number]
     if reader.text(_LIMIT):
         found[_LIMIT] = str(reader.integer(_LIMIT))
@@ -103,11 +105,12 @@ def _parameters_for_cuda(reader: Parameters) -> Dict[str, str]:
 
 def _tensorrt_settings(parameters: Mapping[str, str], model: str) -> Dict[str, str]:
     found = {}
-    given = Parameters("onnxruntime", {"name": model, "parameters": _as_parameters(parameters)}, {})
+    as_parameters = {name: {"string_value": value} for name, value in parameters.items()}
+    given = Parameters("onnxruntime", {"name": model, "parameters": as_parameters}, {})
     for name, value in parameters.items():
         if name == "precision_mode":
             if value not in _PRECISIONS:
-                raise Refusal("unsupported precision mode '{}' is requested".format(value))
+                raise Refusal(f"unsupported precision mode '{value}' is requested")
             if _PRECISIONS[value]:
                 found[_PRECISIONS[value]] = "True"
         elif name in _SWITCHES.split():
@@ -116,19 +119,13 @@ def _tensorrt_settings(parameters: Mapping[str, str], model: str) -> Dict[str, s
         elif name in _OTHERS.split():
             found[_RENAMED.get(name, name)] = value
         else:
-            raise Refusal("unknown parameter '{}' is provided for TensorRT Execution Accelerator".format(name))
+            raise Refusal(f"unknown parameter '{name}' is provided for TensorRT Execution Accelerator")
     return found
-
-
-def _as_parameters(parameters: Mapping[str, str]) -> Dict[str, Dict[str, str]]:
-    return {name: {"string_value": value} for name, value in parameters.items()}
 
 
 def _lacks(model: str, provider: str, available: Sequence[str]) -> str:
     return (
-        "model '{}' is to run on a GPU, and the onnxruntime of the environment {} has no {}, only {}: "
-        "pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime, or "
-        "`instance_group [ {{ kind: KIND_CPU }} ]` in config.pbtxt".format(
-            model, sys.prefix, provider, ", ".join(available)
-        )
+        f"model '{model}' is to run on a GPU, and the onnxruntime of the environment {sys.prefix} has no {provider}, "
+        f"only {', '.join(available)}: pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime, or "
+        "`instance_group [ { kind: KIND_CPU } ]` in config.pbtxt"
     )

@@ -13,7 +13,7 @@ from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence,
 
 from stubserve_stub.backends.loading import Parameters
 from stubserve_stub.backends.onnxruntime import file as onnx_file
-from stubserve_stub.backends.onnxruntime.gpu import PARAMETERS, Provider, gpu_providers, require_gpu
+from stubserve_stub.backends.onnxruntime.gpu import PARAMETERS, Provider, accelerators_in, gpu_providers, require_gpu
 from stubserve_stub.runtime.failure import Refusal
 
 _ARENA, _PATTERN = "enable_mem_arena", "enable_mem_pattern"
@@ -33,7 +33,7 @@ _CPU_PROVIDER = "CPUExecutionProvider"
 _OPENVINO_PROVIDER = "OpenVINOExecutionProvider"
 
 
-class Options(NamedTuple):
+class OnnxOptions(NamedTuple):
     """The options of a session. 0 threads, and None, leave the choice to onnxruntime.
 
     `entries` are onnxruntime's own settings by name; `shrinkage` is for each run. Lines for the log are `remarks`,
@@ -57,7 +57,7 @@ class Options(NamedTuple):
 
 def options_of(
     config: Mapping[str, Any], settings: Mapping[str, str], available: Sequence[str], device: Optional[int] = None
-) -> Options:
+) -> OnnxOptions:
     """The options of a configuration (the server's JSON) under the server's settings for the backend.
 
     `available` are onnxruntime's providers; `device` is a GPU's number, None for a CPU. Raises Refusal for invalid
@@ -67,22 +67,16 @@ def options_of(
     remarks: List[str] = []
     mode = reader.integer("execution_mode")
     if mode not in (0, 1):
-        raise Refusal(
-            "parameter 'execution_mode' of model '{}' must be 0 (sequential) or 1 (parallel), got {}".format(
-                config.get("name", ""), mode
-            )
-        )
+        raise Refusal(f"{reader.called('execution_mode')} must be 0 (sequential) or 1 (parallel), got {mode}")
     if reader.setting_is_on(_GLOBAL_POOL):
         # One pool for all sessions of a process; here a process has one session.
         intra, inter = reader.setting(_INTRA), reader.setting(_INTER)
     else:
         intra, inter = reader.integer(_INTRA), reader.integer(_INTER)
     arena = reader.boolean(_ARENA)
-    shrinkage = _shrinkage(reader.text(_SHRINKAGE), arena, config, remarks, device is not None)
+    shrinkage = _shrinkage(reader, arena, remarks, device is not None)
     if reader.boolean(_SHARE):
-        remarks.append(
-            "parameter '{}' has no effect: each instance is a process with a session of its own".format(_SHARE)
-        )
+        remarks.append(f"parameter '{_SHARE}' has no effect: each instance is a process with a session of its own")
     on_gpu: Tuple[Provider, ...] = ()
     if device is None:
         remarks += _without_gpu(config, reader)
@@ -90,7 +84,7 @@ def options_of(
         on_gpu = gpu_providers(config, reader, available, device)
     optimization = config.get("optimization", {})
     libraries = config.get("model_operations", {}).get("op_library_filename", [])
-    return Options(
+    return OnnxOptions(
         _LEVELS.get(int(optimization.get("graph", {}).get("level", 0)), "ORT_ENABLE_ALL"),
         mode == 1,
         intra,
@@ -110,10 +104,10 @@ def options_of(
 def _chosen(reader: Parameters, model: str) -> Iterator[str]:
     device_allocator = reader.text(_DEVICE_ALLOCATOR)
     if device_allocator:
-        yield "Configuring '{}' to '{}' for '{}'".format(_DEVICE_ALLOCATOR, device_allocator, model)
+        yield f"Configuring '{_DEVICE_ALLOCATOR}' to '{device_allocator}' for '{model}'"
     for name in (_ARENA, _PATTERN, _SHRINKAGE):
         if reader.text(name):
-            yield "Configuring {} to {}".format(name, reader.text(name))
+            yield f"Configuring {name} to {reader.text(name)}"
 
 
 def _entries(reader: Parameters) -> Tuple[Tuple[str, str], ...]:
@@ -134,51 +128,39 @@ def _without_gpu(config: Mapping[str, Any], reader: Parameters) -> Iterator[str]
     """What to say of settings for GPUs on a CPU."""
     for name in PARAMETERS:
         if reader.text(name):
-            yield "parameter '{}' has no effect: it is for GPUs".format(name)
-    for accelerator in _accelerators(config).get("gpu_execution_accelerator", []):
+            yield f"parameter '{name}' has no effect: it is for GPUs"
+    for accelerator in accelerators_in(config, "gpu_execution_accelerator"):
         name = accelerator.get("name", "")
-        yield "execution accelerator '{}' has no effect: it is for instances on GPUs".format(name)
-
-
-def _accelerators(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = config.get("optimization", {}).get("execution_accelerators", {})
-    return found
+        yield f"execution accelerator '{name}' has no effect: it is for instances on GPUs"
 
 
 def _cpu_providers(config: Mapping[str, Any], available: Sequence[str]) -> Tuple[Provider, ...]:
     providers = []
-    for accelerator in _accelerators(config).get("cpu_execution_accelerator", []):
+    for accelerator in accelerators_in(config, "cpu_execution_accelerator"):
         name = accelerator.get("name", "")
         if name != _OPENVINO:
-            raise Refusal("unknown Execution Accelerator '{}' is requested".format(name))
+            raise Refusal(f"unknown Execution Accelerator '{name}' is requested")
         if _OPENVINO_PROVIDER not in available:
             raise Refusal(
-                "execution accelerator 'openvino' of model '{}' needs the package onnxruntime-openvino in place of "
-                "onnxruntime; what is installed has {}".format(config.get("name", ""), ", ".join(available))
+                f"execution accelerator 'openvino' of model '{config.get('name', '')}' needs the package "
+                f"onnxruntime-openvino in place of onnxruntime; what is installed has {', '.join(available)}"
             )
         providers.append(_OPENVINO_PROVIDER)
     return tuple((name, ()) for name in (*providers, _CPU_PROVIDER))
 
 
-def _shrinkage(value: str, arena: Optional[bool], config: Mapping[str, Any], remarks: List[str], on_gpu: bool) -> str:
+def _shrinkage(reader: Parameters, arena: Optional[bool], remarks: List[str], on_gpu: bool) -> str:
     """The arenas to shrink after each run. onnxruntime would refuse every run for an arena that does not exist."""
+    value = reader.text(_SHRINKAGE)
     entries = []
     for entry in value.split(";") if value else []:
         device, colon, number = entry.partition(":")
         if device not in ("cpu", "gpu") or not colon or not number.isdecimal():
-            raise Refusal(
-                "parameter '{}' of model '{}' must be a list like 'cpu:0;gpu:0', got '{}'".format(
-                    _SHRINKAGE, config.get("name", ""), value
-                )
-            )
+            raise Refusal(f"{reader.called(_SHRINKAGE)} must be a list like 'cpu:0;gpu:0', got '{value}'")
         if device == "gpu" and not on_gpu:
-            remarks.append("'{}' in parameter '{}' has no effect: it is for GPUs".format(entry, _SHRINKAGE))
+            remarks.append(f"'{entry}' in parameter '{_SHRINKAGE}' has no effect: it is for GPUs")
         elif device == "cpu" and arena is False:
-            raise Refusal(
-                "parameter '{}' of model '{}' names the arena '{}', but 'enable_mem_arena' is 0".format(
-                    _SHRINKAGE, config.get("name", ""), entry
-                )
-            )
+            raise Refusal(f"{reader.called(_SHRINKAGE)} names the arena '{entry}', but 'enable_mem_arena' is 0")
         else:
             entries.append(entry)
     return ";".join(entries)
@@ -204,10 +186,10 @@ def find_file(version_dir: str, filename: str) -> str:
     return path
 
 
-def open_session(onnxruntime: Any, path: str, instance: str, options: Options) -> Any:
+def open_session(onnxruntime: Any, path: str, instance: str, options: OnnxOptions) -> Any:
     """Raises Refusal."""
     if not os.path.isfile(path):
-        raise Refusal("unable to find '{}' for model instance '{}'".format(path, instance))
+        raise Refusal(f"unable to find '{path}' for model instance '{instance}'")
     facts = onnx_file.read(path)
     if options.device is not None and hasattr(onnxruntime, "preload_dlls"):
         # CUDA and cuDNN that pip has installed
@@ -219,9 +201,8 @@ def open_session(onnxruntime: Any, path: str, instance: str, options: Options) -
     except Exception as error:
         code, text = explain(error)
         raise Refusal(
-            "unable to load '{}' for model instance '{}': onnx runtime error {}: {}{}".format(
-                path, instance, code, text, _advice(text, facts, onnxruntime.__version__)
-            )
+            f"unable to load '{path}' for model instance '{instance}': onnx runtime error {code}: "
+            f"{text}{_advice(text, facts, onnxruntime.__version__)}"
         ) from None
     if options.device is not None:
         require_gpu(session, instance)
@@ -238,7 +219,7 @@ def explain(error: BaseException) -> Tuple[str, str]:
     return codes[-1] if codes else "1", _ERROR.sub("", text) or type(error).__name__
 
 
-def run_options(onnxruntime: Any, options: Options) -> Any:
+def run_options(onnxruntime: Any, options: OnnxOptions) -> Any:
     """Options for each run, None for none: newer versions of the package take 35 µs to look at some."""
     if not options.shrinkage:
         return None
@@ -248,7 +229,7 @@ def run_options(onnxruntime: Any, options: Options) -> Any:
     return made
 
 
-def _session_options(onnxruntime: Any, options: Options) -> Any:
+def _session_options(onnxruntime: Any, options: OnnxOptions) -> Any:
     made = onnxruntime.SessionOptions()
     # Failures are raised. Printed as well, they would only fill the log.
     made.log_severity_level = _FATAL
@@ -273,13 +254,13 @@ def _session_options(onnxruntime: Any, options: Options) -> Any:
 def _advice(text: str, facts: onnx_file.OnnxFile, version: str) -> str:
     if any(sign in text for sign in _MISSING_OPERATOR):
         return (
-            ". onnxruntime {} has no such operator: if it is a custom one, `model_operations {{ op_library_filename: "
-            '"..." }}` in config.pbtxt names its library'.format(version)
+            f". onnxruntime {version} has no such operator: if it is a custom one, `model_operations {{ "
+            'op_library_filename: "..." }` in config.pbtxt names its library'
         )
     if any(sign in text for sign in _TOO_NEW):
-        opsets = ", ".join("{} {}".format(domain or "ai.onnx", number) for domain, number in facts.opsets.items())
+        opsets = ", ".join(f"{domain or 'ai.onnx'} {number}" for domain, number in facts.opsets.items())
         return (
-            ". The file has IR version {} and the operator set {}: it needs a newer onnxruntime than {}, or an export "
-            "to an older operator set".format(facts.ir_version, opsets, version)
+            f". The file has IR version {facts.ir_version} and the operator set {opsets}: it needs a newer "
+            f"onnxruntime than {version}, or an export to an older operator set"
         )
     return ""

@@ -163,9 +163,8 @@ class PythonBackend(Backend):
                 codes.LOG_WARNING,
                 "backend.py",
                 0,
-                "Model '{}' let go of the response sender of request {} of batch {} without the final flag{}".format(
-                    self._instance.name, index, number, hint
-                ),
+                f"Model '{self._instance.name}' let go of the response sender of request {index} of batch {number} "
+                f"without the final flag{hint}",
             )
 
     def revoke(self, number: int) -> None:

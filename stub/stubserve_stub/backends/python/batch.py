@@ -96,19 +96,17 @@ class ModelBatch:
         if result is None:
             return [None] * len(self.requests)
         if not isinstance(result, list):
-            raise ContractBroken("Expected a list in the execute return, found type '{}'.".format(type(result)))
+            raise ContractBroken(f"Expected a list in the execute return, found type '{type(result)}'.")
         if len(result) != len(self.requests):
             raise ContractBroken(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-                "InferenceRequest(s) size is:{}, and InferenceResponse(s) size is:{}\n".format(
-                    len(self.requests), len(result)
-                )
+                f"InferenceRequest(s) size is:{len(self.requests)}, and InferenceResponse(s) size is:{len(result)}\n"
             )
         for response in result:
             if response is not None and not isinstance(response, InferenceResponse):
                 raise ContractBroken(
                     "Expected an 'InferenceResponse' object in the execute function return list, "
-                    "found type '{}'.".format(type(response))
+                    f"found type '{type(response)}'."
                 )
         return result
 
@@ -135,7 +133,7 @@ class ModelBatch:
             if response._error is None:
                 raise ContractBroken(
                     "Expected a None object in the execute function return list for reschduled request, "
-                    "found type '{}'.".format(type(response))
+                    f"found type '{type(response)}'."
                 )
         if response is None:
             request.get_response_sender()

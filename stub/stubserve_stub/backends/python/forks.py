@@ -30,19 +30,14 @@ from stubserve_stub.wire.options import RequestOptions
 _LENGTH = struct.Struct("=Q")
 
 
-class _Pair(threading.local):
-    """Of each thread, the sockets for the process that it is about to fork."""
-
-    sockets: "Optional[Tuple[socket.socket, socket.socket]]" = None
-
-
 class Forks:
     """The processes that a stub's model forks. `instance` is what errors name."""
 
     def __init__(self, instance: str, channel: Channel) -> None:
         self._instance = instance
         self._channel = channel
-        self._pair = _Pair()
+        # Of each thread, the `sockets` for the process that it is about to fork
+        self._pair = threading.local()
         # This process's ends towards what it has forked
         self._served: Set[socket.socket] = set()
         # In a forked process: its end towards its parent, and the lock for one request at a time
@@ -84,8 +79,8 @@ class Forks:
 
     def _refuse(self, *_: Any) -> Any:
         raise TritonModelException(
-            "Model instance '{}' can do this only in its own process, not in one that it has forked; "
-            "such a process can make requests to other models.".format(self._instance)
+            f"Model instance '{self._instance}' can do this only in its own process, not in one that it has forked; "
+            "such a process can make requests to other models."
         )
 
     def _serve(self, forked: socket.socket) -> None:
@@ -114,8 +109,8 @@ class Forks:
                     pass
         if answer is None:
             raise TritonModelException(
-                "The request to model '{}' cannot be made or was lost: this process was forked by model instance '{}', "
-                "which has ended or had no file descriptor left.".format(target[0], self._instance)
+                f"The request to model '{target[0]}' cannot be made or was lost: this process was forked by model "
+                f"instance '{self._instance}', which has ended or had no file descriptor left."
             )
         refusal, wires = answer
         if refusal is not None:

@@ -83,7 +83,7 @@ def import_model(model_file: str, module: str, paths: Sequence[str]) -> Any:
     without the class.
     """
     if not os.path.isfile(model_file):
-        raise TritonModelException("Python model file not found in '{}'".format(model_file))
+        raise TritonModelException(f"Python model file not found in '{model_file}'")
     sys.path.extend(paths)
     # Not importlib.import_module: its frames would show in the text of an error, unlike upstream's.
     __import__(module)
@@ -113,9 +113,7 @@ class Model:
         completed = self._class.auto_complete_config(ModelConfig(config_json))
         if not isinstance(completed, ModelConfig):
             raise ContractBroken(
-                "auto_complete_config function in model '{}' must return a valid pb.ModelConfig object.".format(
-                    model_name
-                )
+                f"auto_complete_config function in model '{model_name}' must return a valid pb.ModelConfig object."
             )
         return completed._to_json()
 
@@ -139,7 +137,7 @@ class Model:
         return answer
 
     def _cannot_execute(self, requests: List[Any]) -> Any:
-        raise ContractBroken("Python model {} does not implement `execute` method.".format(self._path))
+        raise ContractBroken(f"Python model {self._path} does not implement `execute` method.")
 
     def wait(self, result: Any) -> Any:
         """The result of `execute`; a coroutine is run to its end on the model's event loop."""
@@ -155,9 +153,7 @@ class Model:
             return future
         if result is not None:
             raise ContractBroken(
-                "Python model '{}' is using the decoupled mode and the execute function must return None.".format(
-                    instance
-                )
+                f"Python model '{instance}' is using the decoupled mode and the execute function must return None."
             )
         return None
 

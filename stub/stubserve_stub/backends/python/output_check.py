@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 from stubserve_stub.api.exceptions import TritonError
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.backends.loading import dims_of
-from stubserve_stub.wire.datatypes import BY_NUMBER
+from stubserve_stub.wire.datatypes import BY_NUMBER, fits
 
 NEVER, FIRST, ALWAYS, REFUSE = "never", "first", "always", "refuse"
 
@@ -62,11 +62,11 @@ class OutputCheck:
                 self._warn(self._sentence(name, what))
         if not wrong or not self._refuses:
             return response
-        sentences = "; ".join("output '{}' {}".format(name, what) for name, _, what in wrong)
-        return InferenceResponse(error=TritonError("model '{}': {}".format(self._model, sentences)))
+        sentences = "; ".join(f"output '{name}' {what}" for name, _, what in wrong)
+        return InferenceResponse(error=TritonError(f"model '{self._model}': {sentences}"))
 
     def _sentence(self, name: str, what: str) -> str:
-        return "model '{}': output '{}' {}".format(self._model, name, what)
+        return f"model '{self._model}': output '{name}' {what}"
 
     def _problems(
         self, response: InferenceResponse, requested: Sequence[str], rows: Optional[int]
@@ -85,15 +85,12 @@ class OutputCheck:
             datatype, dims = self._outputs[name]
             answered = BY_NUMBER[tensor._datatype].config_name
             if answered != datatype:
-                found.append((name, "type", "is {}, and its configuration says {}".format(answered, datatype)))
+                found.append((name, "type", f"is {answered}, and its configuration says {datatype}"))
             expected = [-1 if rows is None else rows, *dims] if self._batches else dims
-            fits = len(shape) == len(expected)
-            for size, dim in zip(shape, expected):
-                fits = fits and dim in (-1, size)
-            if not fits:
-                found.append((name, "shape", "has shape {}, expected was {}".format(shape, expected)))
+            if not fits(shape, expected):
+                found.append((name, "shape", f"has shape {shape}, expected was {expected}"))
         if not self._streams:
-            others = "'{}'".format("', '".join(sorted(given))) if given else "none"
+            others = ", ".join(f"'{name}'" for name in sorted(given)) or "none"
             for name in requested:
                 if name in self._outputs and name not in given:
                     found += [(name, "missing", _MISSING.format(others))]

@@ -95,7 +95,7 @@ class StreamingBackend(PythonBackend):
     def instance_initialize(self, instance: InstanceSetup) -> None:
         if not instance.decoupled:
             raise Refusal(
-                "model instance '{}' answers with any number of responses, which config.pbtxt has to say: "
-                "`model_transaction_policy {{ decoupled: true }}`".format(instance.name)
+                f"model instance '{instance.name}' answers with any number of responses, which config.pbtxt has to "
+                "say: `model_transaction_policy { decoupled: true }`"
             )
         super().instance_initialize(instance)

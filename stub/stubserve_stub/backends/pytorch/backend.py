@@ -10,8 +10,8 @@ from stubserve_stub.backends.loading import import_package, refuse_gpu
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
 from stubserve_stub.backends.pytorch import file as torch_file
 from stubserve_stub.backends.pytorch import saved
-from stubserve_stub.backends.pytorch.execution import Execution, explain
-from stubserve_stub.backends.pytorch.options import Options, options_of, switch
+from stubserve_stub.backends.pytorch.execution import TorchExecution, explain
+from stubserve_stub.backends.pytorch.options import TorchOptions, options_of, switch
 from stubserve_stub.backends.pytorch.program import Tensors, TorchProgram, resolve
 from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
@@ -43,7 +43,7 @@ class PyTorchBackend(NativeBackend):
             for line in options.chosen:
                 self.host.log(codes.LOG_INFO, "pytorch.py", 0, line)
         self.writes_inputs = program.writes_inputs
-        self._execution = Execution(self._torch, program, naming, tensors, config, options.inference_mode)
+        self._execution = TorchExecution(self._torch, program, naming, tensors, config, options.inference_mode)
         self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config), "TorchScript")
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
@@ -52,7 +52,7 @@ class PyTorchBackend(NativeBackend):
     def instance_finalize(self) -> None:
         del self._execution
 
-    def _load(self, path: str, device: Any, options: Options, tensors: Tensors) -> TorchProgram:
+    def _load(self, path: str, device: Any, options: TorchOptions, tensors: Tensors) -> TorchProgram:
         name = self.config["name"]
         if path.endswith(torch_file.SOURCE):
             return saved.load_module(self._torch, path, name, options, self._log)
@@ -72,9 +72,9 @@ class PyTorchBackend(NativeBackend):
         try:
             return loaders[kind]()
         except Refusal as refusal:
-            raise Refusal("unable to load model '{}': {}".format(name, refusal)) from None
+            raise Refusal(f"unable to load model '{name}': {refusal}") from None
         except Exception as error:
-            raise Refusal("failed to load model '{}': '{}': {}".format(name, path, explain(error))) from None
+            raise Refusal(f"failed to load model '{name}': '{path}': {explain(error)}") from None
 
     def _log(self, text: str) -> None:
-        self.host.log(codes.LOG_WARNING, "pytorch.py", 0, "model '{}': {}".format(self.config["name"], text))
+        self.host.log(codes.LOG_WARNING, "pytorch.py", 0, f"model '{self.config['name']}': {text}")

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 from stubserve_stub.api.bytes_tensor import object_array
 from stubserve_stub.backends.gather import Gathered
 from stubserve_stub.backends.loading import added_outputs
-from stubserve_stub.backends.native import InputView, Output
+from stubserve_stub.backends.native import InputView, NativeOutput
 from stubserve_stub.backends.pytorch.program import Naming, Tensors, TorchProgram
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -23,7 +23,7 @@ from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, BY_NUMBER, BYTES
 _GPU = re.compile("cuda|nvidia", re.IGNORECASE)
 
 
-class Execution:
+class TorchExecution:
     """One program, with the configuration's names for its arguments and results. `torch` is the package."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Execution:
         elif not program.takes_dict:
             self._defaults = [None] * len(naming.inputs)
 
-    def run(self, batch: Gathered) -> Dict[str, Output]:
+    def run(self, batch: Gathered) -> Dict[str, NativeOutput]:
         """The wanted outputs. Raises Refusal with torch's error."""
         if not batch.outputs:
             return {}
@@ -63,7 +63,7 @@ class Execution:
                 try:
                     value = self._program.call(*arguments)
                 except Exception as error:
-                    raise Refusal("PyTorch execute failure: {}".format(explain(error))) from None
+                    raise Refusal(f"PyTorch execute failure: {explain(error)}") from None
             return self._results(batch.outputs, value)
 
     def _arguments(self, inputs: Mapping[str, InputView]) -> Sequence[Any]:
@@ -83,7 +83,7 @@ class Execution:
             memory = memory.copy()
         return self._tensors.over(memory, view.datatype, view.shape)
 
-    def _results(self, names: Sequence[str], value: Any) -> Dict[str, Output]:
+    def _results(self, names: Sequence[str], value: Any) -> Dict[str, NativeOutput]:
         if isinstance(value, dict):
             return {name: self._output(name, _by_key(name, value)) for name in names}
         # A list of strings is one result, a list of anything else is several.
@@ -92,43 +92,41 @@ class Execution:
         elif not isinstance(value, (tuple, list)):
             raise Refusal(
                 "PyTorch execute failure: output must be of type Tensor, List[str], or a Tuple, List or Dict of these, "
-                "received {}".format(type(value).__name__)
+                f"received {type(value).__name__}"
             )
         outputs = {}
         for name in names:
             position = self._outputs[name]
             if position >= len(value):
                 raise Refusal(
-                    "The output {} in the model configuration refers to an output index which doesn't exist. This "
-                    "model has {} outputs".format(name, len(value)),
+                    f"The output {name} in the model configuration refers to an output index which doesn't exist. This "
+                    f"model has {len(value)} outputs",
                     codes.INVALID_ARG,
                 )
             outputs[name] = self._output(name, value[position])
         return outputs
 
-    def _output(self, name: str, value: Any) -> Output:
+    def _output(self, name: str, value: Any) -> NativeOutput:
         expected = self._types[name]
         if isinstance(value, self._torch_tensor):
             number = self._tensors.number_of(value.dtype)
             if number != expected:
                 raise self._mistyped(name, str(value.dtype) if number is None else BY_NUMBER[number].config_name)
             shape = tuple(value.shape) or self._scalars[name]
-            return Output(name, expected, shape, self._tensors.memory_of(value))
+            return NativeOutput(name, expected, shape, self._tensors.memory_of(value))
         if isinstance(value, list) and all(isinstance(element, str) for element in value):
             if expected != BYTES:
                 raise self._mistyped(name, BY_NUMBER[BYTES].config_name)
-            return Output(name, BYTES, (len(value),), object_array([element.encode() for element in value]))
+            return NativeOutput(name, BYTES, (len(value),), object_array([element.encode() for element in value]))
         raise Refusal(
-            "PyTorch execute failure: output '{}' must be of type Tensor or List[str], received {}".format(
-                name, type(value).__name__
-            )
+            f"PyTorch execute failure: output '{name}' must be of type Tensor or List[str], received "
+            f"{type(value).__name__}"
         )
 
     def _mistyped(self, name: str, provided: str) -> Refusal:
         return Refusal(
-            "configuration expects datatype {} for output '{}', model provides {}".format(
-                BY_NUMBER[self._types[name]].config_name, name, provided
-            ),
+            f"configuration expects datatype {BY_NUMBER[self._types[name]].config_name} for output '{name}', model "
+            f"provides {provided}",
             codes.INVALID_ARG,
         )
 
@@ -148,8 +146,8 @@ def explain(error: BaseException) -> str:
 def _by_key(name: str, value: Mapping[str, Any]) -> Any:
     if name not in value:
         raise Refusal(
-            "The output {} in the model configuration is no key of the dictionary that the model returns, which has "
-            "{}".format(name, ", ".join(map(str, value))),
+            f"The output {name} in the model configuration is no key of the dictionary that the model returns, which "
+            f"has {', '.join(map(str, value))}",
             codes.INVALID_ARG,
         )
     return value[name]

@@ -46,7 +46,8 @@ def find(version_dir: str, config: Mapping[str, Any]) -> str:
     for path in paths:
         if os.path.isfile(path):
             return path
-    raise Refusal("unable to find '{}' for model '{}'".format("' or '".join(paths), config.get("name", "")))
+    places = " or ".join(f"'{path}'" for path in paths)
+    raise Refusal(f"unable to find {places} for model '{config.get('name', '')}'")
 
 
 def kind_of(path: str) -> str:
@@ -55,16 +56,16 @@ def kind_of(path: str) -> str:
         with open(path, "rb") as file:
             head = file.read(HEAD_BYTES)
     except OSError as error:
-        raise Refusal("'{}' cannot be read: {}".format(path, error.strerror)) from None
+        raise Refusal(f"'{path}' cannot be read: {error.strerror}") from None
     if not head:
-        raise Refusal("'{}' is no PyTorch model: it is empty".format(path))
+        raise Refusal(f"'{path}' is no PyTorch model: it is empty")
     if head.startswith(_PICKLE):
         return PICKLE
     if not head.startswith(_ZIP):
-        raise Refusal("'{}' is no PyTorch model: it is no archive{}".format(path, resemblance(head)))
+        raise Refusal(f"'{path}' is no PyTorch model: it is no archive{resemblance(head)}")
     kind = _kind_of_archive(_names(path))
     if not kind:
-        raise Refusal("'{}' is no PyTorch model: it is a zip archive of something else".format(path))
+        raise Refusal(f"'{path}' is no PyTorch model: it is a zip archive of something else")
     return kind
 
 
@@ -80,16 +81,16 @@ def cuda_devices(path: str) -> List[str]:
 
 def names_device(path: str, device: str) -> str:
     """The warning about a TorchScript file with code that names a GPU."""
-    return "'{}' names '{}' in its code: where it gets there, it fails on a CPU".format(path, device)
+    return f"'{path}' names '{device}' in its code: where it gets there, it fails on a CPU"
 
 
 def no_torchscript(path: str, kind: str) -> Refusal:
     """Why a file cannot be served as it is, and what to do."""
     return Refusal(
-        "'{}' is no TorchScript: it is {}, as torch.save writes a state_dict or a whole module, and those are not "
-        "unpickled, because that runs code. `torch.jit.script(model).save(...)` and `torch.jit.trace` make "
-        "TorchScript; the weights of a class in a model.py beside it are read with `runtime: {}` in "
-        "config.pbtxt".format(path, kind, '"model.py"')
+        f"'{path}' is no TorchScript: it is {kind}, as torch.save writes a state_dict or a whole module, and those are "
+        "not unpickled, because that runs code. `torch.jit.script(model).save(...)` and `torch.jit.trace` make "
+        'TorchScript; the weights of a class in a model.py beside it are read with `runtime: "model.py"` in '
+        "config.pbtxt"
     )
 
 
@@ -105,9 +106,7 @@ def _names(path: str) -> Set[str]:
             return set(archive.namelist())
     except (zipfile.BadZipFile, OSError, ValueError):
         raise Refusal(
-            "'{}' is no whole PyTorch model: it is damaged, or cut off after {} bytes".format(
-                path, os.path.getsize(path)
-            )
+            f"'{path}' is no whole PyTorch model: it is damaged, or cut off after {os.path.getsize(path)} bytes"
         ) from None
 
 

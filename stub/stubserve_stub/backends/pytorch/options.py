@@ -34,7 +34,7 @@ _SAID = (
 )
 
 
-class Options(NamedTuple):
+class TorchOptions(NamedTuple):
     """How a model runs. None, and 0 threads, leave the choice to torch.
 
     `compile` are the arguments of torch.compile; None: do not compile. For the log: `remarks` about what has no effect,
@@ -53,15 +53,13 @@ class Options(NamedTuple):
     chosen: Tuple[str, ...]
 
 
-def options_of(config: Mapping[str, Any]) -> Options:
+def options_of(config: Mapping[str, Any]) -> TorchOptions:
     """The options of a configuration (the server's JSON). Raises Refusal for invalid values."""
     reader = Parameters("pytorch", config, {})
     if reader.text(_INIT_LIBRARY):
-        raise Refusal("{} has a compiled library, which stubserve does not load".format(reader.called(_INIT_LIBRARY)))
-    remarks = [
-        "parameter '{}' has no effect: {}".format(name, why) for name, why in _IDLE.items() if reader.boolean(name)
-    ]
-    return Options(
+        raise Refusal(f"{reader.called(_INIT_LIBRARY)} has a compiled library, which stubserve does not load")
+    remarks = [f"parameter '{name}' has no effect: {why}" for name, why in _IDLE.items() if reader.boolean(name)]
+    return TorchOptions(
         reader.boolean("INFERENCE_MODE") is not False,
         not reader.boolean("DISABLE_OPTIMIZED_EXECUTION"),
         reader.boolean("ENABLE_JIT_EXECUTOR"),
@@ -71,7 +69,7 @@ def options_of(config: Mapping[str, Any]) -> Options:
         reader.integer("INTER_OP_THREAD_COUNT") or reader.integer("NUM_INTEROP_THREADS"),
         _compile_arguments(reader),
         tuple(remarks),
-        tuple("{} for model instance '{}'".format(line, config.get("name", "")) for line in _chosen(reader)),
+        tuple(f"{line} for model instance '{config.get('name', '')}'" for line in _chosen(reader)),
     )
 
 
@@ -81,11 +79,11 @@ def _chosen(reader: Parameters) -> Iterator[str]:
         if given is not None:
             on = given != name.startswith("DISABLE_")
         if on is not None:
-            yield "{} is {}".format(said, "enabled" if on else "disabled")
+            yield f"{said} is {'enabled' if on else 'disabled'}"
     for said in ("Intra", "Inter"):
-        threads = reader.integer("{}_OP_THREAD_COUNT".format(said.upper()))
+        threads = reader.integer(f"{said.upper()}_OP_THREAD_COUNT")
         if threads:
-            yield "{} op thread count is set to {}".format(said, threads)
+            yield f"{said} op thread count is set to {threads}"
 
 
 def _compile_arguments(reader: Parameters) -> Optional[Dict[str, Any]]:
@@ -97,13 +95,13 @@ def _compile_arguments(reader: Parameters) -> Optional[Dict[str, Any]]:
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
-        raise Refusal("{} must be a JSON object, got '{}'".format(reader.called(_COMPILE), text))
+        raise Refusal(f"{reader.called(_COMPILE)} must be a JSON object, got '{text}'")
     if "model" in arguments:
         raise Refusal("'model' is not an optional parameter for 'torch.compile'")
     return arguments
 
 
-def switch(torch: Any, options: Options) -> List[str]:
+def switch(torch: Any, options: TorchOptions) -> List[str]:
     """Makes the settings that torch has once in a process, before anything runs: threads, execution of TorchScript.
 
     Returns lines for the log, about switches that this version of torch does not have.
@@ -129,6 +127,6 @@ def _set(torch: Any, function: str, value: bool, parameter: str, remarks: List[s
     # torch has no public names for these; its own tools use the private ones.
     setter = getattr(torch._C, function, None)
     if setter is None:
-        remarks.append("parameter '{}' has no effect: torch {} has no such switch".format(parameter, torch.__version__))
+        remarks.append(f"parameter '{parameter}' has no effect: torch {torch.__version__} has no such switch")
     else:
         setter(value)

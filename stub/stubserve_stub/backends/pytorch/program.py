@@ -122,8 +122,8 @@ def resolve(config: Mapping[str, Any], program: TorchProgram, tensors: Tensors) 
     given = {what: config.get(what) or [] for what in ("input", "output")}
     if not given["output"]:
         raise Refusal(
-            "model configuration must contain at least one output, none were specified (model '{}'): a file of "
-            "PyTorch's does not say what its tensors are".format(config["name"])
+            f"model configuration must contain at least one output, none were specified (model '{config['name']}'): a "
+            "file of PyTorch's does not say what its tensors are"
         )
     given = {what: [*described, *_added(config, what, described)] for what, described in given.items()}
     for what, described in given.items():
@@ -188,10 +188,10 @@ def _index(name: str) -> Optional[int]:
 
 
 def _unnamed(what: str, names: Sequence[str], known: Mapping[str, int]) -> str:
-    arguments = " or the names of arguments ({})".format(", ".join(known)) if known and what == "input" else ""
+    arguments = f" or the names of arguments ({', '.join(known)})" if known and what == "input" else ""
     return (
-        "{}s {} do not all follow the <name>__<index> naming convention{}; they are taken in the order of the model "
-        "configuration".format(what, ", ".join(names), arguments)
+        f"{what}s {', '.join(names)} do not all follow the <name>__<index> naming convention{arguments}; they are "
+        "taken in the order of the model configuration"
     )
 
 
@@ -201,11 +201,7 @@ def _refuse_overlaps(
     named: Dict[int, str] = {}
     for name, position in positions.items():
         if position in named:
-            raise Refusal(
-                "{}s '{}' and '{}' of model '{}' are both number {}".format(
-                    what, named[position], name, model, position
-                )
-            )
+            raise Refusal(f"{what}s '{named[position]}' and '{name}' of model '{model}' are both number {position}")
         named[position] = name
     if arguments is None or not positions:
         return
@@ -214,9 +210,8 @@ def _refuse_overlaps(
     last = max(named)
     if last >= len(arguments):
         raise Refusal(
-            "{} '{}' of model '{}' is number {}, but the model has {} of them, and the first one is number 0".format(
-                what, named[last], model, last, len(arguments)
-            )
+            f"{what} '{named[last]}' of model '{model}' is number {last}, but the model has {len(arguments)} of them, "
+            "and the first one is number 0"
         )
 
 
@@ -231,17 +226,15 @@ def _check_required(
     for tensor in config["input"]:
         if tensor.get("optional") and arguments[positions[tensor["name"]]].required:
             raise Refusal(
-                "optional input '{}' of model '{}' needs a default value in the model: argument '{}' has none".format(
-                    tensor["name"], config["name"], arguments[positions[tensor["name"]]].names[0]
-                )
+                f"optional input '{tensor['name']}' of model '{config['name']}' needs a default value in the model: "
+                f"argument '{arguments[positions[tensor['name']]].names[0]}' has none"
             )
 
 
 def _miscounted(model: str, what: str, given: int, arguments: Sequence[Argument]) -> Refusal:
     return Refusal(
-        "unable to load model '{}', configuration expects {} {}s, model provides {}: {}".format(
-            model, given, what, len(arguments), ", ".join(argument.names[0] for argument in arguments)
-        )
+        f"unable to load model '{model}', configuration expects {given} {what}s, model provides {len(arguments)}: "
+        f"{', '.join(argument.names[0] for argument in arguments)}"
     )
 
 
@@ -250,14 +243,11 @@ def _check_type(config: Mapping[str, Any], what: str, tensor: Mapping[str, Any],
     if kind == _STRING:
         if len(dims_of(tensor)) + bool(config.get("max_batch_size")) > 1:
             raise Refusal(
-                "Triton only supports 1 dimensional List of String as {} for '{}' for model '{}'".format(
-                    what, tensor["name"], config["name"]
-                )
+                f"Triton only supports 1 dimensional List of String as {what} for '{tensor['name']}' for model "
+                f"'{config['name']}'"
             )
     elif kind not in BY_CONFIG_NAME or not tensors.has(BY_CONFIG_NAME[kind].number):
-        raise Refusal(
-            "unsupported datatype {} for {} '{}' for model '{}'".format(kind, what, tensor["name"], config["name"])
-        )
+        raise Refusal(f"unsupported datatype {kind} for {what} '{tensor['name']}' for model '{config['name']}'")
 
 
 def _check_arguments(
@@ -273,14 +263,9 @@ def _check_arguments(
         argument = arguments[positions[tensor["name"]]]
         if what == "input" and argument.strings != (tensor["data_type"] == _STRING):
             raise Refusal(
-                "unable to load model '{}', configuration expects datatype {} for input '{}', model takes {} as "
-                "'{}'".format(
-                    config["name"],
-                    tensor["data_type"],
-                    tensor["name"],
-                    "a list of strings" if argument.strings else "a tensor",
-                    argument.names[0],
-                )
+                f"unable to load model '{config['name']}', configuration expects datatype {tensor['data_type']} for "
+                f"input '{tensor['name']}', model takes {'a list of strings' if argument.strings else 'a tensor'} as "
+                f"'{argument.names[0]}'"
             )
         if argument.info is not None:
             compare(config, what, tensor, argument.info)

@@ -22,7 +22,7 @@ import sys
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from stubserve_stub.backends.loading import TensorInfo, import_package
-from stubserve_stub.backends.pytorch.options import Options
+from stubserve_stub.backends.pytorch.options import TorchOptions
 from stubserve_stub.backends.pytorch.program import Argument, Tensors, TorchProgram
 from stubserve_stub.runtime.failure import Refusal
 
@@ -35,13 +35,14 @@ def load_torchscript(torch: Any, path: str, device: Optional[str]) -> TorchProgr
     module = torch.jit.load(path, map_location=device)
     method = getattr(module, "forward", None)
     if method is None:
-        raise Refusal("'{}' has no method 'forward'".format(path))
+        raise Refusal(f"'{path}' has no method 'forward'")
     declared = method.schema.arguments[1:]  # behind the module itself
     takes_dict = any(argument.type.kind() == "DictType" for argument in declared)
     if takes_dict and len(declared) > 1:
         raise Refusal(
-            "'{}' takes a dictionary beside other arguments ({}). Only a single input of type Dict(str, Tensor) is "
-            "supported".format(path, ", ".join(argument.name for argument in declared))
+            f"'{path}' takes a dictionary beside other arguments "
+            f"({', '.join(argument.name for argument in declared)}). Only a single input of type Dict(str, Tensor) is "
+            "supported"
         )
     return TorchProgram(
         method,
@@ -55,8 +56,8 @@ def _argument(path: str, declared: Any) -> Argument:
     kind = str(declared.type)
     if kind not in _TYPES:
         raise Refusal(
-            "An input of type '{}' was detected in the model. Only a single input of type Dict(str, Tensor) or "
-            "input(s) of type Tensor or List[str] are supported: '{}' has it as '{}'".format(kind, path, declared.name)
+            f"An input of type '{kind}' was detected in the model. Only a single input of type Dict(str, Tensor) or "
+            f"input(s) of type Tensor or List[str] are supported: '{path}' has it as '{declared.name}'"
         )
     optional = declared.has_default_value()
     default = declared.default_value if optional else None
@@ -125,21 +126,14 @@ class _Call:
 def _described(path: str, names: Sequence[Any], values: Dict[str, Any], tensors: Tensors) -> List[Optional[TensorInfo]]:
     infos: List[Optional[TensorInfo]] = []
     for name in names:
-        value = values.get(name) if isinstance(name, str) else None
+        value: Any = values.get(name) if isinstance(name, str) else None
         shape = getattr(value, "shape", None)
         if shape is None:
-            raise Refusal(
-                "'{}' takes or returns {!r}, which is no tensor: export it with tensors only".format(path, name)
-            )
-        number = tensors.number_of(value.dtype)  # type: ignore[union-attr]
+            raise Refusal(f"'{path}' takes or returns {name!r}, which is no tensor: export it with tensors only")
+        number = tensors.number_of(value.dtype)
         if number is None:
-            raise Refusal(
-                "'{}' has '{}' of type {}, which has no counterpart among the data types of the server".format(
-                    path,
-                    name,
-                    value.dtype,  # type: ignore[union-attr]
-                )
-            )
+            kind = f"of type {value.dtype}, which has no counterpart among the data types of the server"
+            raise Refusal(f"'{path}' has '{name}' {kind}")
         infos.append(TensorInfo(name, number, [dim if isinstance(dim, int) else -1 for dim in shape]))
     return infos
 
@@ -167,10 +161,10 @@ def _leaves(tree: Any, place: str) -> Iterator[Tuple[str, Any]]:
     """Each leaf of dicts and lists within one another, with its place in them."""
     if isinstance(tree, dict):
         for key, value in tree.items():
-            yield from _leaves(value, "{}[{}]".format(place, key))
+            yield from _leaves(value, f"{place}[{key}]")
     elif isinstance(tree, (list, tuple)):
         for index, value in enumerate(tree):
-            yield from _leaves(value, "{}[{}]".format(place, index))
+            yield from _leaves(value, f"{place}[{index}]")
     else:
         yield place, tree
 
@@ -204,25 +198,19 @@ def nothing_executable(path: str) -> Iterator[None]:
 
 def _on_audit(event: str, arguments: Tuple[Any, ...]) -> None:
     if event == "pickle.find_class" and _loading[0] and arguments not in _HARMLESS:
-        raise Refusal(
-            "'{}' has a pickle in it that asks for {}.{}: nothing executable is unpickled".format(
-                _loading[0], *arguments
-            )
-        )
+        name = ".".join(map(str, arguments))
+        raise Refusal(f"'{_loading[0]}' has a pickle in it that asks for {name}: nothing executable is unpickled")
 
 
-WEIGHTS = ".pt"
-
-
-def load_module(torch: Any, path: str, model: str, options: Options, log: Callable[[str], None]) -> TorchProgram:
+def load_module(torch: Any, path: str, model: str, options: TorchOptions, log: Callable[[str], None]) -> TorchProgram:
     """Raises Refusal, and whatever the file's code raises."""
     kind = _class_of(torch, _import(path, model), path, log)
     module = kind()
-    weights = os.path.splitext(path)[0] + WEIGHTS
+    weights = os.path.splitext(path)[0] + ".pt"
     if os.path.isfile(weights):
         _read_weights(torch, module, weights)
     else:
-        log("there is no '{}': the module has the weights that it makes itself".format(weights))
+        log(f"there is no '{weights}': the module has the weights that it makes itself")
     module.to("cpu").eval()
     if options.compile is not None:
         module = torch.compile(module, **options.compile)
@@ -248,10 +236,10 @@ def _class_of(torch: Any, module: Any, path: str, log: Callable[[str], None]) ->
     classes: List[Any] = [value for value in values if issubclass(value, torch.nn.Module)]
     own = [kind for kind in classes if kind.__module__ == module.__name__] or classes
     if not own:
-        raise Refusal("Cannot find a subclass of torch.nn.Module in '{}'".format(path))
+        raise Refusal(f"Cannot find a subclass of torch.nn.Module in '{path}'")
     if len(own) > 1:
         names = ", ".join(kind.__name__ for kind in own)
-        log("'{}' has several modules ({}): the first one is served, {}".format(path, names, own[0].__name__))
+        log(f"'{path}' has several modules ({names}): the first one is served, {own[0].__name__}")
     return own[0]
 
 
@@ -259,18 +247,12 @@ def _read_weights(torch: Any, module: Any, path: str) -> None:
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
+        first = str(error).partition("\n")[0]  # the rest is advice to read the file all the same
         raise Refusal(
-            "'{}' cannot be read as weights; nothing else is unpickled, because that runs code, and "
-            "`torch.save(model.state_dict(), ...)` writes nothing else: {}".format(path, _first_lines(error))
+            f"'{path}' cannot be read as weights; nothing else is unpickled, because that runs code, and "
+            f"`torch.save(model.state_dict(), ...)` writes nothing else: {first}"
         ) from None
     try:
         module.load_state_dict(weights)
     except Exception as error:
-        raise Refusal(
-            "the weights in '{}' are not those of {}: {}".format(path, type(module).__name__, error)
-        ) from None
-
-
-def _first_lines(error: BaseException) -> Optional[str]:
-    """torch's text, without its advice to read the file all the same."""
-    return str(error).partition("\n")[0]
+        raise Refusal(f"the weights in '{path}' are not those of {type(module).__name__}: {error}") from None

@@ -15,9 +15,8 @@ import numpy as np
 
 from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.loading import import_package, refuse_gpu
-from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse, Output
-from stubserve_stub.backends.tracking import contract
-from stubserve_stub.backends.tracking.options import Options, options_of
+from stubserve_stub.backends.native import NativeBackend, NativeOutput, NativeRequest, NativeResponse
+from stubserve_stub.backends.tracking import options
 from stubserve_stub.backends.tracking.tracks import Tracks
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -28,7 +27,7 @@ class TrackingBackend(NativeBackend):
     serves_after_completion = True
     writes_inputs = False
     gets_states = True
-    _options: Options
+    _options: options.TrackerOptions
 
     def model_initialize(self, model: ModelFiles) -> None:
         import_package("scipy", "tracking")
@@ -36,14 +35,14 @@ class TrackingBackend(NativeBackend):
 
     def complete_config(self, model: str, config_json: str) -> str:
         config: Dict[str, Any] = json.loads(config_json)
-        contract.complete(config)
+        options.complete(config)
         return json.dumps(config)
 
     def instance_initialize(self, instance: InstanceSetup) -> None:
         super().instance_initialize(instance)
         refuse_gpu(instance, "tracking")
-        contract.validate(self.config)
-        self._options = options_of(self.config)
+        options.validate(self.config)
+        self._options = options.options_of(self.config)
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         responses = []
@@ -54,38 +53,38 @@ class TrackingBackend(NativeBackend):
                 responses.append(NativeResponse(error=str(refusal), code=refusal.code))
         return responses
 
-    def _outputs(self, request: NativeRequest) -> Sequence[Output]:
+    def _outputs(self, request: NativeRequest) -> Sequence[NativeOutput]:
         """Raises Refusal for detections that make no sense."""
         boxes = self._boxes(request)
-        scores = self._column(request, contract.SCORES, np.ones(len(boxes), np.float32))
-        classes = self._column(request, contract.CLASSES, np.zeros(len(boxes), np.int64))
-        self._refuse(contract.SCORES, scores, np.isfinite(scores), "which is no finite number")
-        state = request.inputs.get(contract.STATE_INPUT)
+        scores = self._column(request, options.SCORES, np.ones(len(boxes), np.float32))
+        classes = self._column(request, options.CLASSES, np.zeros(len(boxes), np.int64))
+        self._refuse(options.SCORES, scores, np.isfinite(scores), "which is no finite number")
+        state = request.inputs.get(options.STATE_INPUT)
         if state is None:
             tracks = Tracks(self._options, self._assign)
         else:
             tracks = Tracks.read(self._options, self._assign, state.memory)
         seen = tracks.update(boxes, scores)
         made = {
-            contract.TRACK_BOXES: boxes[seen.detections],
-            contract.TRACK_IDS: seen.identities,
-            contract.TRACK_CLASSES: classes[seen.detections],
-            contract.TRACK_SCORES: scores[seen.detections],
-            contract.TRACK_AGES: seen.ages,
+            options.TRACK_BOXES: boxes[seen.detections],
+            options.TRACK_IDS: seen.identities,
+            options.TRACK_CLASSES: classes[seen.detections],
+            options.TRACK_SCORES: scores[seen.detections],
+            options.TRACK_AGES: seen.ages,
         }
         outputs = [self._output(name, made[name]) for name in request.outputs if name in made]
-        outputs.append(self._output(contract.STATE_OUTPUT, np.frombuffer(tracks.state(), np.uint8)))
+        outputs.append(self._output(options.STATE_OUTPUT, np.frombuffer(tracks.state(), np.uint8)))
         return outputs
 
     def _boxes(self, request: NativeRequest) -> Any:
-        view = request.inputs.get(contract.BOXES)
+        view = request.inputs.get(options.BOXES)
         if view is None:
-            text = "a request to model '{}' must have the input '{}'"
-            raise Refusal(text.format(self.config["name"], contract.BOXES), codes.INVALID_ARG)
+            text = f"a request to model '{self.config['name']}' must have the input '{options.BOXES}'"
+            raise Refusal(text, codes.INVALID_ARG)
         count, most = view.shape[-2], self._options.most_detections
         if count > most:
-            text = "input '{}' of model '{}' has {} boxes, and the parameter most_detections allows {}"
-            raise Refusal(text.format(view.name, self.config["name"], count, most), codes.INVALID_ARG)
+            text = f"has {count} boxes, and the parameter most_detections allows {most}"
+            raise Refusal(f"input '{view.name}' of model '{self.config['name']}' {text}", codes.INVALID_ARG)
         boxes = np.frombuffer(view.memory, np.float32).reshape(count, 4)
         self._refuse(view.name, boxes, np.isfinite(boxes).all(axis=1), "which has numbers that are not finite")
         upright = (boxes[:, :2] <= boxes[:, 2:]).all(axis=1)
@@ -98,8 +97,8 @@ class TrackingBackend(NativeBackend):
         if view is None:
             return default
         if view.shape[-1] != len(default):
-            text = "input '{}' of model '{}' has {} numbers for {} boxes"
-            raise Refusal(text.format(name, self.config["name"], view.shape[-1], len(default)), codes.INVALID_ARG)
+            text = f"has {view.shape[-1]} numbers for {len(default)} boxes"
+            raise Refusal(f"input '{name}' of model '{self.config['name']}' {text}", codes.INVALID_ARG)
         return np.frombuffer(view.memory, default.dtype)
 
     def _refuse(self, name: str, values: Any, good: Any, why: str) -> None:
@@ -107,12 +106,11 @@ class TrackingBackend(NativeBackend):
         if not good.all():
             index = int(np.argmin(good))
             raise Refusal(
-                "input '{}' of model '{}': detection {} is {}, {}".format(
-                    name, self.config["name"], index, values[index].tolist(), why
-                ),
+                f"input '{name}' of model '{self.config['name']}': detection {index} is {values[index].tolist()}, "
+                f"{why}",
                 codes.INVALID_ARG,
             )
 
-    def _output(self, name: str, array: Any) -> Output:
+    def _output(self, name: str, array: Any) -> NativeOutput:
         shape = [1, *array.shape] if self._batches else list(array.shape)
-        return Output(name, contract.DATATYPES[name], shape, np.ascontiguousarray(array))
+        return NativeOutput(name, options.DATATYPES[name], shape, np.ascontiguousarray(array))

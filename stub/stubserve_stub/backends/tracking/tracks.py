@@ -26,7 +26,7 @@ from typing import Any, Callable, NamedTuple, Tuple
 
 import numpy as np
 
-from stubserve_stub.backends.tracking.options import Options
+from stubserve_stub.backends.tracking.options import TrackerOptions
 from stubserve_stub.runtime.failure import Refusal
 
 # scipy.optimize.linear_sum_assignment
@@ -64,7 +64,7 @@ class Seen(NamedTuple):
 class Tracks:
     """The tracks of one camera. `assign` solves the assignment problem, as scipy's function does."""
 
-    def __init__(self, options: Options, assign: Assign) -> None:
+    def __init__(self, options: TrackerOptions, assign: Assign) -> None:
         self._options = options
         self._assign = assign
         self._last_identity = 0
@@ -72,19 +72,19 @@ class Tracks:
         self._numbers: Any = np.empty((0, _NUMBERS), np.int64)
 
     @classmethod
-    def read(cls, options: Options, assign: Assign, state: Any) -> "Tracks":
+    def read(cls, options: TrackerOptions, assign: Assign, state: Any) -> "Tracks":
         """The tracks in bytes that `state` was made as. Raises Refusal for other bytes."""
         tracks = cls(options, assign)
         if len(state) < _HEAD.size:
-            raise Refusal("the state of the tracks has {} bytes, which is no header".format(len(state)))
+            raise Refusal(f"the state of the tracks has {len(state)} bytes, which is no header")
         version, rows, last = _HEAD.unpack(bytes(state[: _HEAD.size]))
         if version != VERSION:
             raise Refusal(
-                "the state of the tracks has version {}, and this server reads version {}; begin the sequence "
-                "anew with the START flag".format(version, VERSION)
+                f"the state of the tracks has version {version}, and this server reads version {VERSION}; begin the "
+                "sequence anew with the START flag"
             )
         if len(state) != _HEAD.size + rows * _BYTES_EACH:
-            raise Refusal("the state of {} tracks cannot have {} bytes".format(rows, len(state)))
+            raise Refusal(f"the state of {rows} tracks cannot have {len(state)} bytes")
         middle = _HEAD.size + rows * _FLOATS * 8
         tracks._last_identity = last
         # Copies, since the state is the sequence's own until the request has succeeded.

@@ -19,7 +19,7 @@ from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.loading import import_package, refuse_gpu
 from stubserve_stub.backends.python.streaming import Answers, StreamingBackend, StreamingModel
 from stubserve_stub.backends.video.options import SOURCE, VIDEO, complete, options_of, threads_of, validate
-from stubserve_stub.backends.video.stream import Stream
+from stubserve_stub.backends.video.stream import VideoStream
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 
@@ -47,7 +47,7 @@ class _Video(StreamingModel):
         given = _given(request)
 
         def follow(sender: InferenceResponseSender) -> None:
-            Stream(self._options, self._files, self._threads, request, sender).follow(given)
+            VideoStream(self._options, self._files, self._threads, request, sender).follow(given)
 
         with self._ended:
             self._streams += 1

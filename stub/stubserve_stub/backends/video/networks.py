@@ -46,9 +46,7 @@ class Networks:
                     self._networks.append(ipaddress.ip_network(network))
                 except ValueError:
                     raise Refusal(
-                        "{} has networks such as 192.168.7.0/24, and the words {}; got '{}'".format(
-                            called, ", ".join(_NAMED), word
-                        )
+                        f"{called} has networks such as 192.168.7.0/24, and the words {', '.join(_NAMED)}; got '{word}'"
                     ) from None
 
     def allow(self, number: str) -> bool:
@@ -63,13 +61,11 @@ class Networks:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise Refusal("the name '{}' cannot be resolved: {}".format(host, error), codes.UNAVAILABLE) from None
+            raise Refusal(f"the name '{host}' cannot be resolved: {error}", codes.UNAVAILABLE) from None
         allowed = [address[0] for _, _, _, _, address in found if self.allow(str(address[0]))]
         if not allowed:
             raise Refusal(
-                "'{}' is in none of the networks that sources may be in: the {} is '{}'".format(
-                    host, self._called, self._text
-                ),
+                f"'{host}' is in none of the networks that sources may be in: the {self._called} is '{self._text}'",
                 codes.INVALID_ARG,
             )
         return [str(number) for number in dict.fromkeys(allowed)]

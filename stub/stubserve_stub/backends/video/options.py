@@ -39,7 +39,7 @@ _OTHERS = ("key_frames", "width", "height", "letterbox", "threads", "files", "mo
 NAMES = frozenset((*_DEFAULTS, *_CHOICES, *_OTHERS))
 
 
-class Options(NamedTuple):
+class VideoOptions(NamedTuple):
     """The parameters of one model. 0 stands for no limit, and for the source's own size."""
 
     # Frames a second, all for 0; the least share of a picture that has to have changed, in percent
@@ -71,16 +71,14 @@ class Options(NamedTuple):
     model_batched: bool
 
 
-def options_of(config: Mapping[str, Any]) -> Options:
+def options_of(config: Mapping[str, Any]) -> VideoOptions:
     """Raises Refusal for parameters that mean nothing."""
     given = Parameters("video", config, {})
     for name in config.get("parameters", {}):
         # Those of the server are in capitals.
         if name.islower() and name not in NAMES:
-            raise Refusal(
-                "{} is none of the video backend, which has {}".format(given.called(name), ", ".join(sorted(NAMES)))
-            )
-    options = Options(
+            raise Refusal(f"{given.called(name)} is none of the video backend, which has {', '.join(sorted(NAMES))}")
+    options = VideoOptions(
         rate=_decimal(given, "rate"),
         key_frames=bool(given.boolean("key_frames")),
         motion=_decimal(given, "motion"),
@@ -105,19 +103,18 @@ def options_of(config: Mapping[str, Any]) -> Options:
     )
     for name in ("streams", "max_pixels", "stall_ms"):
         if not getattr(options, name.replace("_ms", "_s")):
-            raise Refusal("{} must be more than 0".format(given.called(name)))
+            raise Refusal(f"{given.called(name)} must be more than 0")
     if options.letterbox and not (options.width and options.height):
-        raise Refusal("{} needs 'width' and 'height' besides".format(given.called("letterbox")))
+        raise Refusal(f"{given.called('letterbox')} needs 'width' and 'height' besides")
     if options.width * options.height > options.max_pixels:
         raise Refusal(
-            "{}: a picture of {}x{} has more pixels than 'max_pixels' allows, which is {}".format(
-                given.called("width"), options.width, options.height, options.max_pixels
-            )
+            f"{given.called('width')}: a picture of {options.width}x{options.height} has more pixels than "
+            f"'max_pixels' allows, which is {options.max_pixels}"
         )
     return options
 
 
-def threads_of(options: Options, environ: Mapping[str, str]) -> int:
+def threads_of(options: VideoOptions, environ: Mapping[str, str]) -> int:
     """The threads of each decoder: those of the configuration, or an equal part of the instance's cores."""
     if options.threads:
         return options.threads
@@ -126,14 +123,10 @@ def threads_of(options: Options, environ: Mapping[str, str]) -> int:
     return max(cores // options.streams, 1)
 
 
-def inputs_of() -> List[Dict[str, Any]]:
-    return [
-        {"name": SOURCE, "data_type": "TYPE_STRING", "dims": [1], "optional": True},
-        {"name": VIDEO, "data_type": "TYPE_UINT8", "dims": [-1], "optional": True},
-    ]
+_INPUTS = [TensorInfo(SOURCE, BY_NAME["BYTES"].number, [1]), TensorInfo(VIDEO, BY_NAME["UINT8"].number, [-1])]
 
 
-def outputs_of(options: Options) -> List[Dict[str, Any]]:
+def _outputs_of(options: VideoOptions) -> List[TensorInfo]:
     height, width = options.height or -1, options.width or -1
     kinds = {
         FRAME: (options.type, [3, height, width] if options.layout == "NCHW" else [height, width, 3]),
@@ -144,10 +137,7 @@ def outputs_of(options: Options) -> List[Dict[str, Any]]:
         FIT: ("FP32", [4]),
         EVENT: ("BYTES", [2]),
     }
-    return [
-        {"name": name, "data_type": BY_NAME[datatype].config_name, "dims": dims}
-        for name, (datatype, dims) in kinds.items()
-    ]
+    return [TensorInfo(name, BY_NAME[datatype].number, dims) for name, (datatype, dims) in kinds.items()]
 
 
 def complete(config: Dict[str, Any]) -> None:
@@ -156,12 +146,15 @@ def complete(config: Dict[str, Any]) -> None:
     Where frames go to another model, the configuration has that model's outputs, and ours are added.
     """
     options = options_of(config)
-    config["input"] = config.get("input") or inputs_of()
+    config["input"] = config.get("input") or [{**info.described(), "optional": True} for info in _INPUTS]
     outputs = config.get("output") or []
-    named = {output["name"] for output in outputs}
+    missing = _outputs_of(options)
     if options.model:
-        outputs += [output for output in outputs_of(options) if output["name"] not in {FRAME, *named}]
-    config["output"] = outputs or outputs_of(options)
+        named = {FRAME, *(output["name"] for output in outputs)}
+        missing = [info for info in missing if info.name not in named]
+    if options.model or not outputs:
+        outputs = [*outputs, *(info.described() for info in missing)]
+    config["output"] = outputs
     config.setdefault("model_transaction_policy", {}).setdefault("decoupled", True)
 
 
@@ -169,28 +162,22 @@ def validate(config: Mapping[str, Any]) -> None:
     """Raises Refusal for parameters, inputs and outputs that are not the backend's."""
     if config.get("max_batch_size"):
         raise Refusal(
-            "model '{}': the video backend answers each request by a stream of its own: max_batch_size must be 0, "
-            "got {}".format(config["name"], config["max_batch_size"])
+            f"model '{config['name']}': the video backend answers each request by a stream of its own: max_batch_size "
+            f"must be 0, got {config['max_batch_size']}"
         )
     options = options_of(config)
-    known = {"input": inputs_of(), "output": outputs_of(options)}
-    for what, tensors in known.items():
-        infos = {one["name"]: TensorInfo(one["name"], _number_of(one["data_type"]), one["dims"]) for one in tensors}
+    for what, known in (("input", _INPUTS), ("output", _outputs_of(options))):
+        infos = {info.name: info for info in known}
         for tensor in config.get(what, ()):
             info = infos.get(tensor["name"])
             if info is None:
                 if options.model and what == "output":
                     continue  # one of the other model's
                 raise Refusal(
-                    "model '{}': the video backend has no {} '{}', it has {}".format(
-                        config["name"], what, tensor["name"], ", ".join(infos)
-                    )
+                    f"model '{config['name']}': the video backend has no {what} '{tensor['name']}', it has "
+                    f"{', '.join(infos)}"
                 )
             compare(config, what, tensor, info)
-
-
-def _number_of(config_name: str) -> int:
-    return next(kind.number for kind in BY_NAME.values() if kind.config_name == config_name)
 
 
 def _number(given: Parameters, name: str) -> int:
@@ -204,7 +191,7 @@ def _decimal(given: Parameters, name: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < float("inf"):
-        raise Refusal("{} must be a number from 0 on, got '{}'".format(given.called(name), text))
+        raise Refusal(f"{given.called(name)} must be a number from 0 on, got '{text}'")
     return number
 
 
@@ -212,5 +199,5 @@ def _choice(given: Parameters, name: str) -> str:
     choices = _CHOICES[name]
     text = given.text(name) or choices[0]
     if text not in choices:
-        raise Refusal("{} must be {}, got '{}'".format(given.called(name), " or ".join(filter(None, choices)), text))
+        raise Refusal(f"{given.called(name)} must be {' or '.join(filter(None, choices))}, got '{text}'")
     return text

@@ -7,7 +7,7 @@ from typing import Any, Optional, Tuple
 import numpy as np
 
 from stubserve_stub.backends.loading import import_package
-from stubserve_stub.backends.video.options import Options
+from stubserve_stub.backends.video.options import VideoOptions
 from stubserve_stub.runtime.failure import Refusal
 
 # The colour of the bars beside a letterboxed picture: what detectors are trained with
@@ -20,7 +20,7 @@ _CHANGED = 15
 class Pictures:
     """Makes the tensors of one stream."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: VideoOptions) -> None:
         self._options = options
         # Each keeps the tables of one kind of picture.
         reformatter = import_package("av.video.reformatter", "video").VideoReformatter
@@ -55,10 +55,8 @@ class Pictures:
             width, height = max(round(source_width * scale), 1), max(round(source_height * scale), 1)
             if width * height > self._options.max_pixels:
                 raise Refusal(
-                    "a frame of {}x{} would become a picture of {}x{}, which is more pixels than the {} of the "
-                    "parameter 'max_pixels'".format(
-                        source_width, source_height, width, height, self._options.max_pixels
-                    )
+                    f"a frame of {source_width}x{source_height} would become a picture of {width}x{height}, which is "
+                    f"more pixels than the {self._options.max_pixels} of the parameter 'max_pixels'"
                 )
             return width, height, 0, 0
         if not self._options.letterbox:

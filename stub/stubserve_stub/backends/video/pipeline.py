@@ -14,7 +14,7 @@ import numpy as np
 from stubserve_stub.api.constants import REQUEST_FLAG_SEQUENCE_START
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.backends.video.options import Options
+from stubserve_stub.backends.video.options import VideoOptions
 from stubserve_stub.runtime.failure import Refusal
 
 
@@ -24,7 +24,7 @@ class Pipeline:
     A request with a correlation id makes the stream a sequence of that id, which starts with its first frame.
     """
 
-    def __init__(self, options: Options, wanted: List[str], request: InferenceRequest) -> None:
+    def __init__(self, options: VideoOptions, wanted: List[str], request: InferenceRequest) -> None:
         self._options = options
         self._wanted = wanted
         self._id = request.request_id()
@@ -49,7 +49,7 @@ class Pipeline:
         for response in call.exec(decoupled=True):
             error = response.error()
             if error is not None:
-                raise Refusal("model '{}': {}".format(options.model, error.message()), int(error.code()))
+                raise Refusal(f"model '{options.model}': {error.message()}", int(error.code()))
             self._flags, self._answered_at = 0, time.monotonic()
             tensors = response.output_tensors()
             if tensors:

@@ -17,7 +17,7 @@ import urllib.parse
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Union
 
 from stubserve_stub.backends.loading import import_package
-from stubserve_stub.backends.video.options import Options
+from stubserve_stub.backends.video.options import VideoOptions
 from stubserve_stub.backends.video.web import Web, WebFile, split
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -83,7 +83,7 @@ class Counts:
 class Sources:
     """Opens the source of one stream, again and again if need be. `watch` raises what is to end all waiting."""
 
-    def __init__(self, options: Options, files: str, threads: int, watch: Callable[[], None]) -> None:
+    def __init__(self, options: VideoOptions, files: str, threads: int, watch: Callable[[], None]) -> None:
         self._options = options
         self._files = files
         self._threads = threads
@@ -91,7 +91,7 @@ class Sources:
         self._av = import_package("av", "video")
         self._refusal: Optional[Refusal] = None
 
-    def open(self, given: Given) -> "Source":
+    def open(self, given: Given) -> "VideoSource":
         """Raises Refusal for what may not be opened, is no video, or fails."""
         scheme = _scheme_of(given) if isinstance(given, str) else ""
         options = {**_LIMITS, "max_pixels": str(self._options.max_pixels)}
@@ -115,7 +115,7 @@ class Sources:
             size = getattr(file, "size", None)
             endless = container.duration is None and (container.format.name == "hls" or size is None)
             live = scheme == "rtsp" or (scheme in ("http", "https") and endless)
-            return Source(container, self._prepared(container, live), live, self._refusing, stack.pop_all().close)
+            return VideoSource(container, self._prepared(container, live), live, self._refusing, stack.pop_all().close)
 
     def _part(self, url: str, flags: int, options: Any) -> WebFile:
         """Called by FFmpeg for what a source names."""
@@ -135,8 +135,8 @@ class Sources:
         parts = split(url, ("rtsp",))
         host = self._options.networks.resolve(parts.hostname or "", parts.port or _RTSP_PORT)[0]
         user, at, _ = parts.netloc.rpartition("@")
-        place = "[{}]".format(host) if ":" in host else host
-        port = ":{}".format(parts.port) if parts.port else ""
+        place = f"[{host}]" if ":" in host else host
+        port = f":{parts.port}" if parts.port else ""
         return urllib.parse.urlunsplit(parts._replace(netloc=user + at + place + port))
 
     def _prepared(self, container: Any, live: bool) -> Any:
@@ -147,12 +147,12 @@ class Sources:
             raise Refusal("the source has no video that can be decoded", codes.INVALID_ARG)
         context = videos[0].codec_context
         if context.codec.name not in _CODECS.split(","):
-            raise Refusal("the codec {} is not served".format(context.codec.name), codes.INVALID_ARG)
+            raise Refusal(f"the codec {context.codec.name} is not served", codes.INVALID_ARG)
         # FFmpeg gives no size where its own look at the source has met this limit.
         if not 0 < context.width * context.height <= options.max_pixels:
             raise Refusal(
                 "the source has frames of no known size, or of more pixels than the parameter 'max_pixels' allows, "
-                "which is {}".format(options.max_pixels),
+                f"which is {options.max_pixels}",
                 codes.INVALID_ARG,
             )
         for stream in container.streams:
@@ -172,22 +172,18 @@ class Sources:
         try:
             yield
         except error.ExitError:
-            raise Refusal(
-                "there has been no frame for {:g} s".format(self._options.stall_s), codes.UNAVAILABLE
-            ) from None
+            raise Refusal(f"there has been no frame for {self._options.stall_s:g} s", codes.UNAVAILABLE) from None
         except error.FFmpegError as failure:
             if self._refusal is not None:
                 raise self._refusal from None
             is_wrong = isinstance(failure, (error.InvalidDataError, error.ArgumentError))
             code = codes.INVALID_ARG if is_wrong else codes.UNAVAILABLE
-            raise Refusal("the source cannot be read: {}".format(failure.strerror), code) from None
+            raise Refusal(f"the source cannot be read: {failure.strerror}", code) from None
         except OSError as failure:
-            raise Refusal(
-                "the source cannot be read: {}".format(failure.strerror or failure), codes.UNAVAILABLE
-            ) from None
+            raise Refusal(f"the source cannot be read: {failure.strerror or failure}", codes.UNAVAILABLE) from None
 
 
-class Source:
+class VideoSource:
     """An open source. It is `live` if it goes on without its reader, has no end of its own, and may come back."""
 
     def __init__(self, container: Any, stream: Any, live: bool, refusing: Any, close: Callable[[], None]) -> None:
@@ -259,10 +255,10 @@ def _scheme_of(address: str) -> str:
     """Raises Refusal for an address that has no scheme of a source."""
     scheme = address.partition(":")[0].lower()
     if len(address) > _LONGEST or any(ord(letter) < 33 for letter in address):
-        raise Refusal("SOURCE has blanks, or is longer than {} letters".format(_LONGEST), codes.INVALID_ARG)
+        raise Refusal(f"SOURCE has blanks, or is longer than {_LONGEST} letters", codes.INVALID_ARG)
     if scheme not in ("http", "https", "rtsp", "file"):
         raise Refusal(
-            "SOURCE has to begin with http:, https:, rtsp: or file:, got '{}'".format(address[:40]), codes.INVALID_ARG
+            f"SOURCE has to begin with http:, https:, rtsp: or file:, got '{address[:40]}'", codes.INVALID_ARG
         )
     return scheme
 
@@ -273,14 +269,14 @@ def _open_file(folder: str, address: str) -> Any:
         raise Refusal("the parameter 'files' of the model has to name a folder of sources first", codes.INVALID_ARG)
     name = urllib.parse.unquote(address.partition(":")[2])
     root = os.path.realpath(folder)
-    refusal = Refusal("there is no file '{}' in the folder of sources".format(name), codes.INVALID_ARG)
+    refusal = Refusal(f"there is no file '{name}' in the folder of sources", codes.INVALID_ARG)
     try:
         # A pipe without a writer would wait here.
         number = os.open(os.path.join(root, name.lstrip("/")), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
         raise refusal from None
     # What has been opened decides, not what the path meant a moment before.
-    place = os.path.realpath("/proc/self/fd/{}".format(number))
+    place = os.path.realpath(f"/proc/self/fd/{number}")
     if not stat.S_ISREG(os.fstat(number).st_mode) or os.path.commonpath([root, place]) != root:
         os.close(number)
         raise refusal

@@ -30,7 +30,7 @@ from stubserve_stub.backends.video.options import (
     OUTPUTS,
     RECEIVED,
     TIME,
-    Options,
+    VideoOptions,
 )
 from stubserve_stub.backends.video.picking import Ages, Rate
 from stubserve_stub.backends.video.picture import Pictures
@@ -53,12 +53,12 @@ class Failed(Exception):
         self.refusal = refusal
 
 
-class Stream:
+class VideoStream:
     """The stream of a request; `files` is the folder of sources, empty for none."""
 
     def __init__(
         self,
-        options: Options,
+        options: VideoOptions,
         files: str,
         threads: int,
         request: InferenceRequest,
@@ -102,9 +102,9 @@ class Stream:
             if self._counts.intact > intact:
                 intact, last_at, pause = self._counts.intact, time.monotonic(), _FIRST_PAUSE_S
             if time.monotonic() + pause - last_at > self._options.reconnect_s:
-                text = "the source is lost, and has not come back within {:g} s: {}"
-                raise Refusal(text.format(self._options.reconnect_s, reason), codes.UNAVAILABLE)
-            self._tell("lost", "{}; it is opened again in {:g} s".format(reason, pause))
+                text = f"the source is lost, and has not come back within {self._options.reconnect_s:g} s: {reason}"
+                raise Refusal(text, codes.UNAVAILABLE)
+            self._tell("lost", f"{reason}; it is opened again in {pause:g} s")
             if is_cancelled(self._sender, pause):
                 return
             pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -113,8 +113,8 @@ class Stream:
         source = self._sources.open(given)
         try:
             self._live, self._size = source.live, source.size
-            kind = "live" if source.live else "until its end"
-            self._tell("opened", "{} {}x{}, {}".format(source.codec, *source.size, kind))
+            width, height = source.size
+            self._tell("opened", f"{source.codec} {width}x{height}, {'live' if source.live else 'until its end'}")
             ages = Ages()
             for decoded in source.frames(self._options.key_frames, self._counts, self._watch_packet):
                 self._take(decoded, ages)
@@ -129,7 +129,7 @@ class Stream:
         ages.arrived(decoded.time_s, decoded.read_at, decoded.read_s)
         if (frame.width, frame.height) != self._size:
             self._size = (frame.width, frame.height)
-            self._tell("changed", "{}x{}".format(*self._size))
+            self._tell("changed", f"{frame.width}x{frame.height}")
         if not self._rate.picks(decoded.time_s):
             counts.drop(Counts.PASSED_OVER)
         elif self._is_late(decoded, ages):
@@ -185,7 +185,7 @@ class Stream:
     def _end(self) -> None:
         if not self._counts.intact:
             raise Refusal("no frame of the source could be decoded", codes.INVALID_ARG)
-        self._tell("ended", "{} frames".format(self._counts.number + 1))
+        self._tell("ended", f"{self._counts.number + 1} frames")
 
     def _watch_packet(self) -> None:
         # Packets of which nothing can be decoded are none: perhaps the codec has changed.
@@ -197,4 +197,4 @@ class Stream:
         if self._sender.is_cancelled():
             raise Gone
         if time.monotonic() - self._progress_at > self._options.stall_s:
-            raise Refusal("there has been no frame for {:g} s".format(self._options.stall_s), codes.UNAVAILABLE)
+            raise Refusal(f"there has been no frame for {self._options.stall_s:g} s", codes.UNAVAILABLE)

@@ -15,7 +15,7 @@ import io
 import socket
 import ssl
 import urllib.parse
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from stubserve_stub.backends.video.networks import Networks
 from stubserve_stub.runtime.failure import Refusal
@@ -44,7 +44,7 @@ class Web:
         """(the answer to a GET from byte `start` on, the address that redirects have led to)"""
         headers = {"User-Agent": "stubserve", "Accept-Encoding": "identity", "Connection": "close"}
         if start:
-            headers["Range"] = "bytes={}-".format(start)
+            headers["Range"] = f"bytes={start}-"
         # The user and password of the first address go to no other.
         authorization = _authorization(url)
         for _ in range(_MOST_REDIRECTS + 1):
@@ -53,12 +53,12 @@ class Web:
             if answer.status not in _REDIRECTS or not location:
                 if answer.status not in (200, 206):
                     answer.close()
-                    text = "the source answers with {} {}".format(answer.status, answer.reason)
+                    text = f"the source answers with {answer.status} {answer.reason}"
                     raise Refusal(text, _code(answer.status))
                 return answer, url
             answer.close()
             url, authorization = _joined(url, location), {}
-        raise Refusal("the source redirects more than {} times".format(_MOST_REDIRECTS), codes.INVALID_ARG)
+        raise Refusal(f"the source redirects more than {_MOST_REDIRECTS} times", codes.INVALID_ARG)
 
     def _get(self, url: str, headers: Any) -> http.client.HTTPResponse:
         parts = split(url, _PORTS)
@@ -70,7 +70,7 @@ class Web:
             connection.request("GET", target, headers=headers)
             return connection.getresponse()
         except http.client.HTTPException as error:
-            raise OSError("the source does not speak HTTP: {!r}".format(error)) from None
+            raise OSError(f"the source does not speak HTTP: {error!r}") from None
 
     def connect(self, host: str, port: int) -> socket.socket:
         return self._networks.connect(host, port, self._connect_s)
@@ -93,7 +93,7 @@ def split(url: str, schemes: Any) -> urllib.parse.SplitResult:
             return parts
     except ValueError:  # a port that is no number, half an IPv6 address
         pass
-    raise Refusal("a source leads to an address that is none of {}".format(", ".join(schemes)), codes.INVALID_ARG)
+    raise Refusal(f"a source leads to an address that is none of {', '.join(schemes)}", codes.INVALID_ARG)
 
 
 def _joined(base: str, location: str) -> str:
@@ -133,44 +133,34 @@ class _Connection(http.client.HTTPConnection):
             raise
         self.sock: Any = _Socket(plain, self._web)
 
+    def close(self) -> None:
+        """Does nothing: the answer goes on using the socket, and closes it."""
 
-class _Socket:
+
+class _Socket(io.RawIOBase):
     """What HTTPConnection needs of a socket."""
 
     def __init__(self, plain: socket.socket, web: Web) -> None:
         self._plain = plain
         self._web = web
-        self._reader: Optional[io.BufferedReader] = None
 
     def sendall(self, content: bytes) -> None:
         # A request is short: the kernel takes it at once.
         self._plain.sendall(content)
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        self._reader = io.BufferedReader(_Incoming(self._plain, self._web), 1 << 16)
-        return self._reader
+        return io.BufferedReader(self, 1 << 16)
 
     def close(self) -> None:
-        # HTTPConnection lets go of a connection that the answer goes on using.
-        if self._reader is None:
+        if not self.closed:
             self._plain.close()
-
-
-class _Incoming(io.RawIOBase):
-    def __init__(self, plain: socket.socket, web: Web) -> None:
-        self._plain = plain
-        self._web = web
+        super().close()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         return self._web.wait(lambda: self._plain.recv_into(buffer))
-
-    def close(self) -> None:
-        if not self.closed:
-            self._plain.close()
-        super().close()
 
 
 class WebFile:
@@ -199,9 +189,9 @@ class WebFile:
         try:
             content: bytes = self._answer.read1(size)
         except http.client.HTTPException as error:
-            raise OSError("the source has broken off: {!r}".format(error)) from None
+            raise OSError(f"the source has broken off: {error!r}") from None
         if size and not content and self.size is not None and self._at < self.size:
-            raise OSError("the source has broken off after {} of {} bytes".format(self._at, self.size))
+            raise OSError(f"the source has broken off after {self._at} of {self.size} bytes")
         self._at += len(content)
         return content
 
