@@ -7,15 +7,17 @@ import http.client
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import psutil
 import pytest
 import tritonclient.http as triton_http
 import trustme
 from cryptography.hazmat.primitives import serialization
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tools.bench.http2_client import SETTINGS, frame
 from tools.bench.processes import rss_anon
@@ -305,23 +307,46 @@ def test_large_answers_keep_no_memory(repository: Path, certificates: Certificat
             connection.close()
 
 
-def test_connections_that_come_and_go_leave_no_memory(repository: Path, certificates: Certificates) -> None:
-    """Each has about a MiB of buffers. What the heap keeps of thirty is used again by the next thirty."""
-    path, body, headers = binary_request("echo", np.zeros(1 << 18, np.float32))
-    with Serving(repository, *certificates.flags) as server:
+def ask_over_http(server: Serving, certificates: Certificates, array: np.ndarray) -> Callable[[], None]:
+    """Has an answer on a connection of its own. What is returned closes it."""
+    path, body, headers = binary_request("echo", array)
+    context = certificates.client()
+    connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=PATIENCE_S, context=context)
+    connection.request("POST", path, body, headers)
+    assert len(connection.getresponse().read()) > len(body) // 2
+    return connection.close
+
+
+def ask_over_grpc(server: Serving, certificates: Certificates, array: np.ndarray) -> Callable[[], None]:
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
+    credentials = grpc.ssl_channel_credentials(certificates.root.read_bytes())
+    channel = grpc.secure_channel(f"127.0.0.1:{server.grpc_port}", credentials, options)
+    request = service_pb2.ModelInferRequest(model_name="echo", raw_input_contents=[array.tobytes()])
+    request.inputs.add(name="INPUT0", datatype="FP32", shape=array.shape)
+    answer = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=PATIENCE_S)
+    assert answer.raw_output_contents[0] == array.tobytes()
+    return channel.close
+
+
+@pytest.mark.parametrize("ask", [ask_over_http, ask_over_grpc])
+def test_connections_that_come_and_go_leave_no_memory(
+    repository: Path, certificates: Certificates, tmp_path: Path, ask: Callable[..., Callable[[], None]]
+) -> None:
+    """Each has about a MiB of buffers. What the heap keeps of thirty is used again by the next thirty.
+
+    Python's collector never runs here: what it has to find may wait for hours in a server that has little to do.
+    """
+    array = np.zeros(1 << 18, np.float32)
+    (tmp_path / "sitecustomize.py").write_text("import gc\ngc.disable()\ngc.enable = gc.disable\n")
+    environment = {"PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))}
+    flags = (*certificates.flags, *certificates.grpc_flags)
+    with Serving(repository, *flags, environment=environment) as server:
         parent = psutil.Process(server.process.pid)
         descriptors = parent.num_fds()
         afterwards = []
         for _ in range(6):
-            connections = [
-                http.client.HTTPSConnection("127.0.0.1", server.port, timeout=PATIENCE_S, context=certificates.client())
-                for _ in range(30)
-            ]
-            for connection in connections:
-                connection.request("POST", path, body, headers)
-                assert len(connection.getresponse().read()) > len(body) // 2
-            for connection in connections:
-                connection.close()
+            for close in [ask(server, certificates, array) for _ in range(30)]:
+                close()
             assert eventually(lambda: parent.num_fds() <= descriptors)
             afterwards.append(rss_anon(server.process.pid))
         # All 150 that have come since would keep 140 MiB.

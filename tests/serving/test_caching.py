@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stubserve.errors import Code, internal
+from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.blocks import Block
@@ -346,8 +346,11 @@ class Remote:
         self.kept: dict[bytes, bytes] = {}
         self.distrusted: list[str] = []
         self.fails = False
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def get(self, key: bytes) -> bytes:
+        await self.answers.wait()
         if self.fails:
             raise RuntimeError("a mistake in the store")
         return self.kept.get(key, b"")
@@ -402,16 +405,64 @@ def test_whatever_goes_wrong_with_a_store_a_request_is_computed(caplog: pytest.L
     assert "a mistake in the store" in caplog.text
 
 
-def test_a_queue_that_refuses_a_late_request_answers_it() -> None:
+LIMITED = "max_batch_size: 8 dynamic_batching { default_queue_policy { max_queue_size: 2 } }"
+
+
+def test_requests_that_wait_for_a_store_elsewhere_count_for_the_limit_of_the_queue() -> None:
     async def scenario() -> None:
-        policy = "default_queue_policy { max_queue_size: 1 }"
-        served = Cached(f"max_batch_size: 8 dynamic_batching {{ {policy} }}", remote=Remote())
+        remote = Remote()
+        served = Cached(LIMITED, remote=remote)
+        await served.start("m_0")
+        remote.answers.clear()
+        gone = await served.ask("a")
+        await served.ask("b")
+        with pytest.raises(ServeError, match="Exceeds maximum queue size"):
+            await served.ask("c")
+        assert served.model.statistics.fail_count == 1
+        served.model.cancel(gone)
+        await until(lambda: served.reader.got)
+        assert served.reader.error("a").code is Code.CANCELLED
+        await served.ask("d")
+        remote.answers.set()
+        await until(lambda: served.batches)
+        assert served.batches == [["b", "d"]]
+        served.finish(b=answer(), d=answer())
+        assert [id for id, _ in served.values()] == ["b", "d"]
+        await asyncio.wait_for(served.model.drained(), PATIENCE_S)
+
+    run(scenario)
+
+
+def test_a_request_that_waits_for_a_store_elsewhere_gives_way_to_another_client() -> None:
+    async def scenario() -> None:
+        remote = Remote()
+        served = Cached(LIMITED, remote=remote)
+        await served.start("m_0")
+        remote.answers.clear()
+        for id, client in (("a", "many"), ("b", "many"), ("c", "one")):
+            served.model.submit(served.reader.request(id, Tensor("I", FP32, (1,), b"1234"), client=client))
+        await until(lambda: served.reader.got)
+        assert "the place went to a client that has fewer" in served.reader.error("b").message
+        remote.answers.set()
+        await until(lambda: served.batches)
+        assert served.batches == [["a", "c"]]
+        served.finish(a=answer(), c=answer())
+        assert [id for id, _ in served.values()] == ["a", "c"]
+        await asyncio.wait_for(served.model.drained(), PATIENCE_S)
+
+    run(scenario)
+
+
+def test_a_hit_of_a_store_elsewhere_is_answered_while_no_instance_serves() -> None:
+    async def scenario() -> None:
+        remote = Remote()
+        served = Cached(LIMITED, remote=remote)
         await served.start("m_0")
         await asked(served, "a", 1)
-        for id in ("b", "c"):
-            await served.ask(id)
-        await until(lambda: served.reader.got)
-        assert served.reader.error("c").code is Code.UNAVAILABLE
-        assert served.model.statistics.fail_count == 1
+        served.finish(a=answer())
+        await until(lambda: remote.kept)
+        served.stubs["m_0"].die()
+        await asked(served, "b", 2)
+        assert served.values() == [("a", b"same"), ("b", b"same")]
 
     run(scenario)

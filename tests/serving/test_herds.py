@@ -1,10 +1,11 @@
 """Equal requests that wait for each other (`coalesce=true`), under any schedule: what readers do when they are answered
-is drawn at random, with failures, cancellations, full queues and deaths in between.
+is drawn at random, with failures, cancellations, full queues, deaths and a store elsewhere in between.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -43,11 +44,26 @@ events = st.one_of(
 )
 
 
+class Elsewhere:
+    """A store that has nothing, and says so some turns later, sometimes the last question first."""
+
+    def __init__(self) -> None:
+        self._turns = itertools.cycle((1, 3, 2, 0))
+
+    async def get(self, key: bytes) -> bytes:
+        for _ in range(next(self._turns)):
+            await asyncio.sleep(0)
+        return b""
+
+    async def put(self, key: bytes, value: bytes) -> None:
+        pass
+
+
 class Herd:
     """A model with a cache, and readers that do something when they are answered."""
 
-    def __init__(self, config: str) -> None:
-        self.served = Cached(config, coalesces=True)
+    def __init__(self, config: str, remote: Elsewhere | None) -> None:
+        self.served = Cached(config, coalesces=True, remote=remote)
         self.requests: list[Request] = []
         self.keys: dict[Request, int] = {}
         self.answers: dict[Request, Response] = {}
@@ -124,12 +140,12 @@ class Herd:
 
     async def settle(self) -> None:
         """Everything that the model can do without an instance's answer is done."""
-        for _ in range(4):
+        for _ in range(10):
             await asyncio.sleep(0)
 
 
-async def live(config: str, history: Sequence[Any], dies: bool) -> None:
-    herd = Herd(config)
+async def live(config: str, remote: Elsewhere | None, history: Sequence[Any], dies: bool) -> None:
+    herd = Herd(config, remote)
     await herd.served.start("m_0")
     for what, *more in history:
         if what == "ask":
@@ -139,7 +155,8 @@ async def live(config: str, history: Sequence[Any], dies: bool) -> None:
         elif what == "finish":
             herd.finish(more[0])
             # Nothing is kept, so that there is always somebody to wait for.
-            herd.served.local.clear()  # type: ignore[union-attr]
+            if herd.served.local is not None:
+                herd.served.local.clear()
         else:
             await herd.settle()
             if config is LIMITED:
@@ -157,15 +174,20 @@ async def live(config: str, history: Sequence[Any], dies: bool) -> None:
     assert herd.live_blocks == 0
     if not dies and config is LIMITED:
         # Every place is free again.
-        assert [herd.ask(key) for key in range(2, 2 + 2)] == [True] * 2
-        await herd.settle()
+        if remote is None:
+            assert [herd.ask(key) for key in range(2, 2 + 2)] == [True] * 2
+            await herd.settle()
         assert [herd.ask(9) for _ in range(LIMIT + 1)] == [True] * LIMIT + [False]
 
 
-@pytest.mark.parametrize("config", [PLAIN, ORDERED, LIMITED], ids=["plain", "ordered", "limited"])
+@pytest.mark.parametrize(
+    ("config", "elsewhere"),
+    [(PLAIN, False), (ORDERED, False), (LIMITED, False), (LIMITED, True), (PLAIN, True)],
+    ids=["plain", "ordered", "limited", "limited and elsewhere", "elsewhere"],
+)
 @settings(max_examples=150, deadline=None)
 @given(history=st.lists(events, max_size=30), dies=st.booleans())
 def test_everybody_is_answered_once_whoever_is_cancelled_and_when(
-    config: str, history: Sequence[Any], dies: bool
+    config: str, elsewhere: bool, history: Sequence[Any], dies: bool
 ) -> None:
-    asyncio.run(live(config, history, dies))
+    asyncio.run(live(config, Elsewhere() if elsewhere else None, history, dies))

@@ -42,7 +42,7 @@ class Scheduler(abc.ABC):
         """Marks a request of a client that is gone. If it is queued, the next `poll` answers it with CANCELLED."""
 
     def take_place(self, request: Request) -> None:  # noqa: B027  # for queues with limits
-        """A request waits for the answer to an equal one: it counts for the queue's limits, and does not run.
+        """A request waits for the cache, or for the answer to an equal one: it counts for limits, and does not run.
 
         Raises ServeError as `enqueue`. The place ends with `leave_place`, or as a queued request does.
         """

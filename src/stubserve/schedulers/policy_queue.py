@@ -9,8 +9,8 @@ Guarantees:
 - `push`, `remove` and `take` cost O(1) per request, whatever the size of the queue. Deadlines are in a heap: adding one
   that is not earlier than all others (the case without overrides) takes one comparison, and `next_deadline_ns` looks at
   the top.
-- A request that does not run for now, because it waits for the answer to an equal one, has a place beside the lines
-  (`take_place`): it counts for the limit and for shares as if it were in line.
+- A request that does not run for now, because it waits for the cache or for the answer to an equal request, has a
+  place beside the lines (`take_place`): it counts for the limit and for shares as if it were in line.
 - The heap does not keep a served request alive for long. Dead entries stay in it, as a heap gives up only its top
   cheaply, but it is rebuilt as soon as more than half of it is dead (amortised O(1) as well).
 

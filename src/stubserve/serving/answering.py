@@ -90,8 +90,9 @@ class AnsweringModel:
         else:
             self._cache.enqueue(request)
 
-    def _queue(self, request: Request, follows: bool = False) -> None:
-        """Queues a request. A request that `follows` another waits for that one's answer, and only gets a place.
+    def _queue(self, request: Request, runs: bool = True) -> None:
+        """Queues a request. If it is not to run now, because it waits for the cache or for the answer to an equal
+        request, it only gets a place.
 
         Raises ServeError, and counts requests that belong to this model.
         """

@@ -5,7 +5,8 @@ Guarantees:
 - a request that the cache answers touches neither scheduler nor instance. Its answer goes out at once if the caller is
   ready for that, else with the next `poll`, and in the model's order of answers if there is one (`preserve_ordering`);
 - any fault of the store is a miss: the request goes on as if there were no cache. If the key takes long to make,
-  or the store is remote, the request waits meanwhile, and can be cancelled;
+  or the store is remote, the request waits meanwhile, with a place in the queue that counts for the queue's limit, and
+  can be cancelled;
 - only successful, whole responses are kept (`ResponseCache.keep`), and none of a member that the ensemble's key does
   not stand for;
 - a request that refers to its client's shared memory bypasses the cache: the model may read other bytes there than
@@ -34,6 +35,7 @@ from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import CANCELLED, Request, Response
 from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.tensor import drop_blocks
 from stubserve.response_cache.entry import CacheEntry, lent
 from stubserve.response_cache.key import is_quick, key_of
 from stubserve.response_cache.store import ResponseCache
@@ -72,8 +74,9 @@ class _Asked:
 class ModelCache:
     """The cache of one model version, between its callers and its queue. Lives on the event loop.
 
-    `queue` puts a request into the model's queue, or gives a follower of another request a place there, or raises
-    ServeError. `leave` ends such a place, as `Scheduler.leave_place`. `run` runs what can run (the model's own poll).
+    `queue` puts a request into the model's queue, or only gives it a place there, or raises ServeError
+    (`AnsweringModel._queue`). `leave` ends such a place, as `Scheduler.leave_place`. `run` runs what can run (the
+    model's own poll).
     """
 
     def __init__(
@@ -118,12 +121,13 @@ class ModelCache:
     def enqueue(self, request: Request) -> None:
         """Answers a request from the cache, or queues it. Raises ServeError as the queue does."""
         if request.regions is not None:
-            self._queue(request, False)
+            self._queue(request, True)
             self._delivery.expect(request)
             return
         request.queue_start_ns = asked_ns = self._clock()
         local = self._local
         if local is None or not is_quick(request):
+            self._queue(request, False)
             self._delivery.expect(request)
             task = self._loop.create_task(self._look_elsewhere(request, asked_ns))
             self._tasks.add(task)
@@ -132,7 +136,7 @@ class ModelCache:
         try:
             key = key_of(self._identity, self._outputs, request)
         except ValueError:  # a parameter that has no key
-            self._queue(request, False)
+            self._queue(request, True)
             self._delivery.expect(request)
             return
         entry = local.get(key)
@@ -205,7 +209,11 @@ class ModelCache:
         except Exception:
             log.exception("the response cache failed for a request to model '%s', which is computed", self._name)
         asked.took_ns = self._clock() - asked_ns
-        if response is not None:
+        if not self._leave(request):
+            # It has been answered: its place went to another client's request, or its own client has gone.
+            if response is not None:
+                drop_blocks(response.outputs)
+        elif response is not None:
             asked.response = response
             self._due.append(asked)
         else:
@@ -226,12 +234,12 @@ class ModelCache:
         """
         request, key = asked.request, asked.key
         if key is None:
-            self._queue(request, False)
+            self._queue(request, True)
             return
         leader = None if asked.alone else self._running.get(key)
         request.on_response = asked.on_response
         try:
-            self._queue(request, leader is not None)
+            self._queue(request, leader is None)
         except BaseException:
             request.on_response = asked.reader
             raise

@@ -64,7 +64,7 @@ class EnsembleModel(AnsweringModel):
         self.statistics = ModelStatistics()
         self._delivery = Delivery(self.signature, self.statistics)
         self._waiting: list[Request] = []
-        # The places of requests that follow others: only with a cache
+        # The places of requests that wait for the cache or for an equal request: only with a cache
         self._places: PolicyQueue | None = None
         self._max_queue_size = max_queue_size
         self._runs: dict[Request, EnsembleRun] = {}
@@ -81,11 +81,11 @@ class EnsembleModel(AnsweringModel):
             self._poll_is_due = True
             self._loop.call_soon(self._begin_runs)
 
-    def _queue(self, request: Request, follows: bool = False) -> None:
+    def _queue(self, request: Request, runs: bool = True) -> None:
         try:
             if self._closed:
                 raise self._unavailable()
-            if follows and self._places is not None:
+            if not runs and self._places is not None:
                 self._places.take_place(request)
                 return
         except ServeError:

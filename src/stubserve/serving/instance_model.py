@@ -71,17 +71,17 @@ class InstanceModel(ModelInstances):
 
     # Requests
 
-    def _queue(self, request: Request, follows: bool = False) -> None:
+    def _queue(self, request: Request, runs: bool = True) -> None:
         dispatcher = self._dispatcher
         try:
+            if not runs:
+                dispatcher.take_place(request)
+                return
             if not dispatcher.serving:
                 if self.down():
                     raise self._unavailable()
                 self._wake()
-            if follows:
-                dispatcher.take_place(request)
-            else:
-                dispatcher.enqueue(request, self._clock())
+            dispatcher.enqueue(request, self._clock())
         except ServeError as error:
             # As upstream: a request that does not fit this model is not counted.
             if error.code is not Code.INVALID_ARG:

@@ -26,6 +26,7 @@ from typing import cast
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.listening import BACKLOG, listen
+from stubserve.connections.paced_transport import PacedProtocol
 from stubserve.connections.sent_memory import unsent
 from stubserve.connections.tls import HANDSHAKE_S, tls_context
 from stubserve.errors import ServeError
@@ -230,12 +231,15 @@ class Http2Transport:
 
     async def start(self) -> None:
         self._accepting = await asyncio.get_running_loop().create_server(
-            lambda: Http2Connection(self._endpoint),
+            self._make if self._tls is None else lambda: PacedProtocol(self._make()),
             sock=self._listener,
             backlog=BACKLOG,
             ssl=self._tls,
             ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_S,
         )
+
+    def _make(self) -> Http2Connection:
+        return Http2Connection(self._endpoint)
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new RPCs; running RPCs end, or are cut off after `grace_s`."""

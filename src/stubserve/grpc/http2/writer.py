@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from stubserve.api.fair_queues import peer_name
-from stubserve.connections.paced_transport import see_it_closed
 from stubserve.connections.sent_memory import keep_sending_warm
 from stubserve.grpc.http2 import frames
 from stubserve.grpc.http2.fields import TABLE_BYTES
@@ -99,7 +98,6 @@ class FrameWriter:
         """Closes the connection behind what has been written."""
         self.flush()
         self._transport.close()
-        see_it_closed(self._transport)
 
     def lose(self) -> None:
         self._lost = True
