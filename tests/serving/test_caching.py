@@ -41,6 +41,7 @@ class Cached(Served):
         return block
 
     async def ask(self, id: str, value: bytes = b"1234") -> Request:
+        self.clock.now_ns += 1
         request = self.submit(id, Tensor("I", FP32, (len(value) // 4,), value))
         await asyncio.sleep(0)
         return request

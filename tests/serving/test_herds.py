@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stubserve.errors import Code, ServeError, internal
@@ -42,6 +42,7 @@ events = st.one_of(
     st.tuples(st.just("finish"), st.booleans()),
     st.tuples(st.just("turn")),
 )
+ASK = ("ask", 0, None, None)
 
 
 class Elsewhere:
@@ -79,6 +80,7 @@ class Herd:
         return sum(len(work.requests) for work in self.served.stubs["m_0"].work.works)
 
     def ask(self, key: int, client: str | None = None, reaction: Any = None) -> bool:
+        self.served.clock.now_ns += 1
         self.live_blocks += 1
         block = Block(0, 4, memoryview(bytearray(b"%04d" % key)), self._release)
         tensor = Tensor("I", FP32, (1,), None, block.whole())
@@ -182,9 +184,10 @@ async def live(config: str, remote: Elsewhere | None, history: Sequence[Any], di
 
 @pytest.mark.parametrize(
     ("config", "elsewhere"),
-    [(PLAIN, False), (ORDERED, False), (LIMITED, False), (LIMITED, True), (PLAIN, True)],
-    ids=["plain", "ordered", "limited", "limited and elsewhere", "elsewhere"],
+    [(PLAIN, False), (ORDERED, False), (LIMITED, False), (LIMITED, True), (PLAIN, True), (ORDERED, True)],
+    ids=["plain", "ordered", "limited", "limited and elsewhere", "elsewhere", "ordered and elsewhere"],
 )
+@example(history=[ASK, ASK, ("cancel", 0), ASK], dies=False)
 @settings(max_examples=150, deadline=None)
 @given(history=st.lists(events, max_size=30), dies=st.booleans())
 def test_everybody_is_answered_once_whoever_is_cancelled_and_when(

@@ -13,12 +13,13 @@ Guarantees:
   those in the key, and other clients would get the answer;
 - a model that is loaded again has other keys, so no answer of its predecessor is served.
 
-**Coalescing** (`coalesce=true`). While a request runs, equal ones wait for its answer and do not run. They are answered
-like hits. If the request fails they run themselves, each on its own, so no client gets the error of another. If only
-its client has gone, one of them takes its place. A queue policy's timeout counts from when a request is queued, so not
-while it waits for another. The policy's limit counts: the waiting request has a place in the queue. A reader may cancel
-any request, and send another, while it is answered. By then that request has no followers any more, and its former
-followers continue with the next poll.
+**Coalescing** (`coalesce=true`). While a request runs, equal ones that came later wait for its answer and do not run.
+One that came earlier does not: where answers keep their order, each would wait for the other. Those that wait are
+answered like hits. If the request fails they run themselves, each on its own, so no client gets the error of another.
+If only its client has gone, one of them takes its place. A queue policy's timeout counts from when a request is queued,
+so not while it waits for another. The policy's limit counts: the waiting request has a place in the queue. A reader may
+cancel any request, and send another, while it is answered. By then that request has no followers any more, and its
+former followers continue with the next poll.
 
 Statistics, as upstream: a hit is a success with a queue time and no computation; a miss counts when its answer is
 there, with the times of lookup and insertion.
@@ -237,6 +238,8 @@ class ModelCache:
             self._queue(request, True)
             return
         leader = None if asked.alone else self._running.get(key)
+        if leader is not None and leader.asked_ns >= asked.asked_ns:
+            leader = None
         request.on_response = asked.on_response
         try:
             self._queue(request, leader is None)
