@@ -65,7 +65,8 @@ def test_rows_spread_over_a_batching_model(repository: Path) -> None:
             assert (output[:, 1:] == 2 * rows[:, 1:]).all()
             seen += output[:, 0].tolist()
         # Four requests, in a copy; one request's array is its own memory.
-        assert 4 in seen and 14 not in seen
+        assert 4 in seen
+        assert 14 not in seen
         assert server.infer_json(
             "stacking", [{"name": "INPUT0", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 3, 4]}]
         ).json()["outputs"][0]["data"] == [11, 4, 11, 8]
