@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.real_server import eventually
+from tests.real_server import PATIENCE_S, eventually
 from tools.bench.processes import MIB, rss_anon
 from tools.chaos import __main__ as chaos
 from tools.chaos import remains
 from tools.chaos.__main__ import Life
 from tools.chaos.everything.scene import Everything
-from tools.chaos.everything.surroundings import Folder
+from tools.chaos.everything.surroundings import Folder, Later
 from tools.chaos.everything.tokens import Tokens
 from tools.chaos.memory import Kept
 from tools.chaos.scenes import Pipelines, Scene
@@ -255,3 +255,18 @@ def test_segments_of_stubs_that_were_there_are_no_growth() -> None:
     assert [fault.split(" ", 1)[1] for fault in world.faults] == [
         f"the parent's descriptors grew in one life by {{'{segments}': 6}}"
     ]
+
+
+def test_what_ends_later_is_not_done_while_it_acts() -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    def act() -> None:
+        began.set()
+        assert may_end.wait(PATIENCE_S)
+
+    later = Later(0.0, act)
+    assert began.wait(PATIENCE_S)
+    assert not later.done
+    may_end.set()
+    later.now()
+    assert later.done

@@ -262,7 +262,7 @@ def _memory_group() -> Path:
 
 
 class Later:
-    """Calls `act` in a thread in a while, or in `now`'s; once in all."""
+    """Calls `act` in a thread in a while, or in `now`'s; once in all. It is done when `act` has returned."""
 
     def __init__(self, seconds: float, act: Callable[[], None]) -> None:
         self._act = act
@@ -275,6 +275,8 @@ class Later:
     def now(self) -> None:
         with self._lock:
             if not self.done:
-                self.done = True
-                self._act()
+                try:
+                    self._act()
+                finally:
+                    self.done = True
         self._timer.cancel()
