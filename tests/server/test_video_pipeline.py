@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.real_server import Serving, write_model
+from tests.real_server import Serving, eventually, write_model
 
 pytestmark = pytest.mark.long
 pytest.importorskip("av")
@@ -129,13 +130,20 @@ def test_a_model_that_cannot_be_asked(serving: Serving, model: str, text: str) -
     assert text in refusal(serving, model, "file:a.mp4")
 
 
+def has_a_frame(serving: Serving) -> bool:
+    return re.search(rb'stubserve_instance_batches{instance="finder_0".* [1-9]', serving.metrics().body) is not None
+
+
 def test_a_model_that_dies(serving: Serving, clips: Path) -> None:
-    """It costs the frames until it is back, and not the stream."""
+    """It costs the frame that it has, and not the stream: later frames wait until it is back."""
     camera = Camera()
     with web(clips, live=camera.serve) as port, camera.running():
         with following(serving, "found", f"http://127.0.0.1:{port}/live") as stream:
             before = stream.frame()["NUMBER"][0]
             stubs = {pid for pid in serving.stub_pids() if b"finder" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+            for pid in stubs:
+                os.kill(pid, signal.SIGSTOP)
+            eventually(lambda: has_a_frame(serving))
             for pid in stubs:
                 os.kill(pid, signal.SIGKILL)
             assert "model 'finder'" in stream.event("failed")
