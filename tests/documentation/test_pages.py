@@ -23,6 +23,7 @@ OTHERWISE = {
     "docs/security.md": "tests/server/test_facing_the_internet.py",
     "docs/browser.md": "tests/server/test_browsers.py",
     "docs/examples.md": "tests/model_repository/test_examples.py",
+    "docs/guides/cameras.md": "tests/model_repository/test_camera.py",
     "docs/guides/gallery.md": "tests/documentation/test_gallery.py",
     "docs/guides/language-models.md": "tests/documentation/test_language_models.py",
     "docs/guides/video.md": "tests/server/test_documented_video.py",

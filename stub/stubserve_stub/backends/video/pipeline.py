@@ -6,6 +6,7 @@ the frames of that time are lost.
 
 from __future__ import annotations
 
+import random
 import time
 from typing import List
 
@@ -17,11 +18,14 @@ from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.video.options import VideoOptions
 from stubserve_stub.runtime.failure import Refusal
 
+# Correlation ids fit into controls of any integer type.
+_MOST = 1 << 31
+
 
 class Pipeline:
     """The calls of one stream. `wanted` are the outputs that the model is asked for.
 
-    A request with a correlation id makes the stream a sequence of that id, which starts with its first frame.
+    The stream is a sequence, which starts with its first frame: of the request's correlation id, or of one by chance.
     """
 
     def __init__(self, options: VideoOptions, wanted: List[str], request: InferenceRequest) -> None:
@@ -29,9 +33,9 @@ class Pipeline:
         self._wanted = wanted
         self._id = request.request_id()
         self._trace = request.trace()
-        self._sequence = request.correlation_id()
+        self._sequence = request.correlation_id() or random.SystemRandom().randrange(1, _MOST)
         self._answered_at = float("-inf")
-        self._flags = REQUEST_FLAG_SEQUENCE_START if self._sequence else 0
+        self._flags = REQUEST_FLAG_SEQUENCE_START
 
     def answers(self, picture: np.ndarray) -> List[List[Tensor]]:
         """The outputs of each response of the model. Raises Refusal if it fails."""
