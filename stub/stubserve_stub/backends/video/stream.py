@@ -162,7 +162,8 @@ class VideoStream:
                 counts.drop(Counts.BROKEN)
                 self._tell("failed", str(refusal))
                 return
-            answers = [[Tensor(FRAME, picture), Tensor(FIT, fit), *outputs] for outputs in answers]
+            frame = [] if self._pipeline is not None else [Tensor(FRAME, picture)]
+            answers = [[*frame, Tensor(FIT, fit), *outputs] for outputs in answers]
         for outputs in answers:
             outputs += [
                 Tensor(TIME, np.array([decoded.time_s])),
