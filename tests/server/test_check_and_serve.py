@@ -126,6 +126,8 @@ def write_everything(repository: Path) -> None:
     )
 
     write_ensemble(repository, "chain", "echo: INPUT0=A > OUTPUT0=t; onnx: X=t > Y=B")
+    write_onnx(repository, "onnx_bare", plain, 'backend: "onnxruntime"\n')
+    write_ensemble(repository, "of_completed", "echo: INPUT0=A > OUTPUT0=t; onnx_bare: X=t > Y=B")
     write_ensemble(repository, "no_member", "nosuch: INPUT0=A > OUTPUT0=B")
     write_ensemble(repository, "circle", "circle: A=A > B=B")
     write_ensemble(repository, "twice", "echo: INPUT0=A > OUTPUT0=B; echo: INPUT0=A > OUTPUT0=B")

@@ -264,7 +264,7 @@ class _Check:
             return (step.model_version,)
 
     def _config_on_disk(self, name: str) -> Any:
-        """Another model's configuration; None if there is none, or the model may still complete it."""
+        """Another model's configuration; None if there is none, or the model or its backend may still complete it."""
         folder = self._models.get(name)
         if folder is None:
             return None
@@ -272,7 +272,9 @@ class _Check:
             config = read_config(folder)
         except ServeError:
             return None  # reported with that model
-        if config is None or any(completes_config(file) for file in folder.path.glob("*/*.py")):
+        if config is None or not (config.input and config.output):
+            return None
+        if any(completes_config(file) for file in folder.path.glob("*/*.py")):
             return None
         config.name = name
         return config
