@@ -43,13 +43,14 @@ class StubOptions:
     With `terminal` one stub has the server's terminal, for a debugger. `threads` limits onnxruntime's threads (0: no
     limit); the environment's variables limit other libraries. `execute_timeout_s` is the limit of an `execute` if the
     model sets none (0: no limit); `check_outputs` is which answers are compared with the configuration: never, first or
-    always.
+    always. `gpus` is how many GPUs there are that tensors may lie on.
     """
 
     terminal: bool = False
     threads: int = 0
     execute_timeout_s: float = 0.0
     check_outputs: str = "never"
+    gpus: int = 0
 
 
 class Launcher:
@@ -95,6 +96,7 @@ class Launcher:
             log_from_stub,
             self._services,
             options.terminal,
+            options.gpus,
         )
 
     @property

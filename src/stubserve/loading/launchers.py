@@ -70,6 +70,7 @@ class Launchers:
             threads,
             self._settings.execute_timeout_secs,
             self._settings.check_outputs,
+            max(candidate.gpus.numbers, default=-1) + 1,
         )
         launcher = self._make(self._memory, environment, model_dir, files.version_dir, program, services, options)
         return launcher, config, not files.program_is_missing

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from stubserve.errors import Code, ServeError, internal, invalid
@@ -36,6 +36,7 @@ from stubserve.serving.ensemble_steps import (
     drop_inputs,
     ensemble_outputs,
     given_inputs,
+    on_devices,
     step_outputs,
     step_request,
 )
@@ -79,6 +80,7 @@ class EnsembleRun:
         "_kept",
         "_looking",
         "_members",
+        "_on_devices",
         "_over",
         "_pauses",
         "_transient",
@@ -108,6 +110,8 @@ class EnsembleRun:
         self._transient = False
         self._looking = False
         self._over = False
+        # Whether tensors may lie in memory of GPUs
+        self._on_devices = isinstance(request.requested_outputs, dict)
 
     def begin(self) -> None:
         """Starts the first steps. Raises nothing."""
@@ -126,6 +130,7 @@ class EnsembleRun:
             return
         for model in self._members.values():
             model.reserve()
+            self._on_devices |= model.signature.takes_devices
         flow.begin(given_inputs(flow.given, self.request, self._ensemble.signature))
         self._look()
 
@@ -188,7 +193,10 @@ class EnsembleRun:
             self._ended(run)
             return
         model = self._members[run.step.index]
-        request = step_request(run.inputs, self.request, model.signature, self._flow.asked_of(run.step))
+        asked: Collection[str] = self._flow.asked_of(run.step)
+        if self._on_devices:
+            asked = on_devices(self._flow.made_by(run.step), self._members, self.request.requested_outputs)
+        request = step_request(run.inputs, self.request, model.signature, asked)
         call = StepCall(run, model, self.answered)
         self._calls[call] = None
         if self.request.trace is not None:

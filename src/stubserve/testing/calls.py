@@ -39,6 +39,7 @@ class LocalCalls:
         decoupled: bool,
         request: Any,
         on_answer: Callable[[], None] | None = None,
+        preferred: int | None = None,
     ) -> LocalCall:
         name, version = target
         call = LocalCall(self._answers(name, version, decoupled, *request))

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Callable, List, Literal, Optional, Sequence, Set, Tuple, Union, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Collection,
+    List,
+    Literal,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+    overload,
+)
 
 from stubserve_stub.api import bls, sender
 from stubserve_stub.api import parameters as params
@@ -54,6 +67,9 @@ class PreferredMemory:
         self._memory_type = preferred_memory_type
         self._device_id = device_id
 
+    def _wanted(self) -> int:
+        return self._device_id if self._memory_type == MemoryType.TRITONSERVER_MEMORY_GPU else bls.ON_HOST
+
 
 class InferenceTrace:
     """The trace of a request, to be handed on to requests that a model makes."""
@@ -82,10 +98,11 @@ class InferenceRequest:
     _id: str
     # A plain tuple of the same fields where the request was received
     _options: RequestOptions
-    _requested_output_names: Sequence[str]
+    _requested_output_names: Collection[str]
     _inputs: List[Tensor]
-    # Of a request that a model made. All memory is the CPU's, whichever it prefers.
+    # Of a request that a model made: its model, and the memory that it prefers, as `bls` has it
     _target: Optional[bls.Target]
+    _preferred: Optional[int]
     # Of a received request: makes its sender; set from another thread; for its release
     _create_sender: Optional[Callable[[InferenceRequest], InferenceResponseSender]]
     _cancelled: bool
@@ -191,13 +208,14 @@ class InferenceRequest:
             (model, version),
             None,
         )
+        self._preferred = None if preferred_memory is _ANYWHERE else preferred_memory._wanted()
 
     def _set(
         self,
         id: str,
         options: RequestOptions,
         trace: WireTrace,
-        requested_output_names: Sequence[str],
+        requested_output_names: Collection[str],
         inputs: List[Tensor],
         target: Optional[bls.Target],
         create_sender: Optional[Callable[[InferenceRequest], InferenceResponseSender]],
@@ -305,6 +323,7 @@ class InferenceRequest:
             self._trace,
             self._requested_output_names,
             self._inputs,
+            None if self._target is None else self._preferred,
         )
 
 

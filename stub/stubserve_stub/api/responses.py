@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Optional, Sequence
 
 from stubserve_stub.api import parameters as params
 from stubserve_stub.api.arguments import as_list, incompatible
@@ -71,7 +71,7 @@ class InferenceResponse:
 
     def _encode(
         self,
-        requested: Sequence[str],
+        requested: Collection[str],
         placer: Any,
         update: Optional[StateUpdate] = None,
         partly: bool = False,
@@ -100,6 +100,10 @@ class InferenceResponse:
                 if name not in requested:
                     continue
                 kept.append(tensor)
+                if tensor._on_device:
+                    stays = isinstance(requested, dict) and bool(requested[name])
+                    outputs.append((name, tensor._datatype, tensor._shape, tensor._placed(placer, stays, in_regions)))
+                    continue
                 if tensor._elements is not None and in_regions is None:
                     outputs.append((name, tensor._datatype, tensor._shape, placer.place(tensor._elements)))
                     continue
@@ -119,8 +123,14 @@ class InferenceResponse:
         """Has `keep`, a function of `update`, keep its states; the error if they cannot be kept."""
         if not update.sequence:
             return None
+        answered: Dict[str, Any] = {}
+        for tensor in self._output_tensors:
+            if tensor._on_device and tensor._name not in update.outputs:
+                answered[tensor._name] = (tensor._datatype, tensor._shape, b"")  # not a state, and so not looked at
+            else:
+                answered[tensor._name] = tensor._payload()
         try:
-            keep({tensor._name: tensor._payload() for tensor in self._output_tensors}, *how)
+            keep(answered, *how)
         except Refusal as refusal:
             return failed(str(refusal), refusal.code)
         except ArenaFull as full:

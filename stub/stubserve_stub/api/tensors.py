@@ -24,7 +24,7 @@ from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.wire import strings
 from stubserve_stub.wire.arena import bottom_of
 from stubserve_stub.wire.datatypes import BF16, BY_NUMBER, BYTES
-from stubserve_stub.wire.places import Zeros, zeros
+from stubserve_stub.wire.places import Place, Zeros, zeros
 
 if TYPE_CHECKING:
     # These import msgpack, which is missing where only the public module is wanted.
@@ -61,6 +61,8 @@ class Tensor:
     _storage: Optional[Array]
     # What as_numpy() returns
     _array: Optional[Array]
+    # Whether it is a `DeviceTensor`
+    _on_device = False
 
     def __init__(self, name: str, array: Array, /) -> None:
         if type(name) is not str or not name.isascii() or not isinstance(array, np.ndarray):
@@ -146,6 +148,10 @@ class Tensor:
         # Not at the top: few models need it, and ctypes would make every stub start later.
         from stubserve_stub.api import dlpack
 
+        if dlpack.device_of(tensor)[0] == dlpack.CUDA:
+            from stubserve_stub.api import device_tensors
+
+            return device_tensors.from_dlpack(text, tensor)
         self = _new(Tensor)
         self._name = text
         self._datatype, self._storage = dlpack.imported(tensor)
@@ -260,6 +266,14 @@ class Tensor:
             assert self._elements is not None
             self._source = strings.join(self._elements)
         return self._source
+
+    def _placed(self, placer: Any, stays: bool, in_regions: Any = None) -> Place:
+        """Of a tensor in memory of a GPU: its place as an output. Raises ArenaFull, Refusal, DriverError."""
+        raise NotImplementedError
+
+    def _outgoing(self, channel: Any) -> WireTensor:
+        """Of a tensor in memory of a GPU: its form as an input of a request. Raises ArenaFull, DriverError."""
+        raise NotImplementedError
 
     def _payload(self) -> Tuple[int, Sequence[int], Union[bytes, memoryview, Array]]:
         """(datatype, shape, contiguous buffer): what goes over the wire."""

@@ -12,23 +12,31 @@ from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import ArenaFull, bytes_at
 from stubserve_stub.wire.budget import NotGranted
-from stubserve_stub.wire.places import InArena
+from stubserve_stub.wire.places import DEVICE_BASE, InArena, OnDevice
 from stubserve_stub.wire.stub_arena import StubArena
 
 if TYPE_CHECKING:
     # These import msgpack, which is missing where only the public module is wanted.
     from stubserve_stub.runtime.control import Control
+    from stubserve_stub.runtime.devices import DeviceMemory
     from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 
 class InMessages:
     """Places tensors without an arena: each stays in its message."""
 
+    # As `Channel.devices`
+    devices = None
+
     def place(self, buffer: Any) -> bytes:
         """The bytes of a contiguous buffer, or of a list of strings."""
         if isinstance(buffer, list):
             return strings.join(buffer)
         return buffer if isinstance(buffer, bytes) else buffer.tobytes()
+
+    def place_device(self, memory: DeviceMemory, stays: bool, holder: str) -> bytes:
+        """The bytes of memory of a GPU."""
+        return memory.tobytes()
 
     def free(self, offsets: Sequence[int]) -> None:
         """Does nothing: `place` takes no memory."""
@@ -45,7 +53,7 @@ def no_memory(full: ArenaFull) -> WireResponse:
 
 def own_offsets(outputs: Sequence[WireTensor]) -> List[int]:
     """The offsets of those outputs that lie in memory of this stub's own."""
-    return [place.offset for _, _, _, place in outputs if isinstance(place, InArena)]
+    return [place.offset for _, _, _, place in outputs if isinstance(place, (InArena, OnDevice))]
 
 
 # A stub asks for at least so much, and keeps so much unused, because it would have to ask again.
@@ -75,6 +83,8 @@ class OutputMemory:
         # The parts of split blocks: a shared list with their block and the number of its parts that are left
         self._parts: Dict[int, List[int]] = {}
         self._control: Optional[Control] = None
+        # Takes back blocks in pools of GPU memory, by their offsets; there are none before it is set
+        self.free_on_device: Callable[[int], None] = lambda offset: None
         # One thread asks at a time; the answers of the server
         self._asking = threading.Lock()
         self._answers: "queue.SimpleQueue[Dict[str, Any]]" = queue.SimpleQueue()
@@ -100,6 +110,16 @@ class OutputMemory:
         offset = self.reserve(source.nbytes)
         self._arena.view(offset, source.nbytes)[:] = source
         return InArena(offset, source.nbytes)
+
+    def place_device(self, memory: DeviceMemory) -> InArena:
+        """Copies memory of a GPU into the stub's segment. Raises ArenaFull, DriverError."""
+        offset = self.reserve(memory.nbytes)
+        try:
+            memory.copy_to_host(self._arena.address(offset))
+        except BaseException:
+            self.free([offset])
+            raise
+        return InArena(offset, memory.nbytes)
 
     def reserve(self, nbytes: int) -> int:
         """The offset of room in the stub's segment for an output that is still to be written. Raises ArenaFull."""
@@ -150,7 +170,10 @@ class OutputMemory:
                     shared[1] = left
                     if left:
                         continue
-            self._allocator.free(offset)
+            if offset >= DEVICE_BASE:
+                self.free_on_device(offset)
+            else:
+                self._allocator.free(offset)
 
     def _get(self, missing: int) -> None:
         """Asks for a larger grant, or frees warm memory. Raises ArenaFull.

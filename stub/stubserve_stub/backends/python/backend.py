@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import weakref
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from stubserve_stub.api import bls, logger, metrics, questions, utils
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
@@ -31,6 +31,12 @@ from stubserve_stub.wire import codes
 from stubserve_stub.wire.messages import Entry
 
 
+def takes_devices(config: Mapping[str, Any]) -> bool:
+    """Whether a model is given inputs in memory of a GPU as they are; by default it gets copies on the host."""
+    force = (config.get("parameters") or {}).get("FORCE_CPU_ONLY_INPUT_TENSORS") or {}
+    return bool(force.get("string_value") == "no")
+
+
 class PythonBackend(Backend):
     _model: Model
     _senders: Senders
@@ -39,6 +45,8 @@ class PythonBackend(Backend):
     _check: Optional[OutputCheck] = None
     # None without implicit state
     _states: Optional[States] = None
+    # Whether inputs in memory of a GPU stay there
+    _takes_devices = False
 
     def initialize(self, host: Host) -> None:
         super().initialize(host)
@@ -66,9 +74,11 @@ class PythonBackend(Backend):
         metrics.connect(asked)
         # First, because the model may change the arguments.
         self._check_outputs(instance)
-        self._states = keep_states(
-            json.loads(instance.arguments["model_config"]), instance.arguments["model_repository"], host
-        )
+        config = json.loads(instance.arguments["model_config"])
+        self._states = keep_states(config, instance.arguments["model_repository"], host)
+        self._takes_devices = takes_devices(config)
+        if host.channel.devices is not None and instance.arguments["model_instance_kind"] == "GPU":
+            host.channel.devices.home = int(instance.arguments["model_instance_device_id"])
         self._model.initialize(instance.arguments)
         self.checks_readiness = self._model.checks_readiness
         host.channel.on_poke = self._report_dropped
@@ -96,7 +106,8 @@ class PythonBackend(Backend):
     # Batches
 
     def execute(self, batch: Batch) -> Sequence[Entry]:
-        received = ModelBatch(batch, self._senders, list(self._instance.outputs), self._states)
+        outputs = list(self._instance.outputs)
+        received = ModelBatch(batch, self._senders, outputs, self._states, self._takes_devices)
         self._current = received
         # After `_current` is set: `cancel` may run at any moment, and has told the batch first.
         if batch.cancelled:
