@@ -130,7 +130,7 @@ class EnsembleRun:
             return
         for model in self._members.values():
             model.reserve()
-            self._on_devices |= model.signature.takes_devices
+        self._on_devices |= any(model.signature.takes_devices for model in self._members.values())
         flow.begin(given_inputs(flow.given, self.request, self._ensemble.signature))
         self._look()
 

@@ -14,7 +14,7 @@ changes of the objects do not count. A tensor that arrives has bytes of its mess
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -39,6 +39,16 @@ _NUMBERS: Dict[Any, int] = {kind.numpy: kind.number for kind in BY_NUMBER.values
 _MEMORY: Dict[int, Any] = {kind.number: kind.numpy for kind in BY_NUMBER.values()}
 _MEMORY[BF16] = np.dtype(np.uint16)
 _MEMORY[BYTES] = np.dtype(np.uint8)
+
+
+# Makes a tensor over memory of a GPU; None on servers without GPUs
+_from_device: Optional[Callable[[str, Any], Tensor]] = None
+
+
+def use_devices(from_device: Callable[[str, Any], Tensor]) -> None:
+    """From now on models may give tensors in memory of GPUs."""
+    global _from_device
+    _from_device = from_device
 
 
 class Tensor:
@@ -149,9 +159,11 @@ class Tensor:
         from stubserve_stub.api import dlpack
 
         if dlpack.device_of(tensor)[0] == dlpack.CUDA:
-            from stubserve_stub.api import device_tensors
-
-            return device_tensors.from_dlpack(text, tensor)
+            if _from_device is None:
+                raise TritonModelException(
+                    "The DLPack tensor is in GPU memory, and the server has no GPU for its models: copy it to the CPU first."
+                )
+            return _from_device(text, tensor)
         self = _new(Tensor)
         self._name = text
         self._datatype, self._storage = dlpack.imported(tensor)

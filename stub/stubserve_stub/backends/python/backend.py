@@ -17,6 +17,7 @@ from stubserve_stub.api import bls, logger, metrics, questions, utils
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
+from stubserve_stub.api.tensors import use_devices
 from stubserve_stub.backends.base import Backend, InstanceSetup, ModelFiles
 from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.forks import Forks
@@ -77,8 +78,12 @@ class PythonBackend(Backend):
         config = json.loads(instance.arguments["model_config"])
         self._states = keep_states(config, instance.arguments["model_repository"], host)
         self._takes_devices = takes_devices(config)
-        if host.channel.devices is not None and instance.arguments["model_instance_kind"] == "GPU":
-            host.channel.devices.home = int(instance.arguments["model_instance_device_id"])
+        if host.channel.devices is not None:
+            from stubserve_stub.api import device_tensors  # not at the top: only servers with GPUs need it
+
+            use_devices(device_tensors.from_dlpack)
+            if instance.arguments["model_instance_kind"] == "GPU":
+                host.channel.devices.home = int(instance.arguments["model_instance_device_id"])
         self._model.initialize(instance.arguments)
         self.checks_readiness = self._model.checks_readiness
         host.channel.on_poke = self._report_dropped
