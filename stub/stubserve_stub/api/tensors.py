@@ -161,7 +161,7 @@ class Tensor:
         if dlpack.device_of(tensor)[0] == dlpack.CUDA:
             if _from_device is None:
                 raise TritonModelException(
-                    "The DLPack tensor is in GPU memory, and the server has no GPU for its models: copy it to the CPU first."
+                    "The DLPack tensor is in GPU memory, and the server has no GPU for its models: copy it to the CPU."
                 )
             return _from_device(text, tensor)
         self = _new(Tensor)
