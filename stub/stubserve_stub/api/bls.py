@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from stubserve_stub.wire.messages import Requested, WireResponse, WireTensor, WireTrace
 
 Target = Tuple[str, int]
+Names = Collection[str]
 # (id, options, trace, requested outputs, inputs, preferred memory)
-Request = Tuple[str, RequestOptions, "WireTrace", Collection[str], List[Tensor], Optional[int]]
+Request = Tuple[str, RequestOptions, "WireTrace", Names, List[Tensor], Optional[int]]
 
 # Preferred memory beside the numbers of GPUs; None for wherever the called model has it
 ON_HOST = -1

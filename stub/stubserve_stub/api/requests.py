@@ -3,20 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Collection,
-    List,
-    Literal,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Callable, List, Literal, Optional, Sequence, Set, Tuple, Union, overload
 
 from stubserve_stub.api import bls, sender
 from stubserve_stub.api import parameters as params
@@ -98,7 +85,7 @@ class InferenceRequest:
     _id: str
     # A plain tuple of the same fields where the request was received
     _options: RequestOptions
-    _requested_output_names: Collection[str]
+    _requested_output_names: bls.Names
     _inputs: List[Tensor]
     # Of a request that a model made: its model, and the memory that it prefers, as `bls` has it
     _target: Optional[bls.Target]
@@ -215,7 +202,7 @@ class InferenceRequest:
         id: str,
         options: RequestOptions,
         trace: WireTrace,
-        requested_output_names: Collection[str],
+        requested_output_names: bls.Names,
         inputs: List[Tensor],
         target: Optional[bls.Target],
         create_sender: Optional[Callable[[InferenceRequest], InferenceResponseSender]],
