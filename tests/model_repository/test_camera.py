@@ -84,9 +84,7 @@ def test_a_face_keeps_its_identity(serving: Serving, clips: Any) -> None:
     seen = 0
     for event in frames:
         known = clips.boxes(event["NUMBER"] / RATE)
-        for identity, box in zip(
-            np.ravel(event["TRACK_IDS"]), np.reshape(event["TRACK_BOXES"], (-1, 4)), strict=True
-        ):
+        for identity, box in zip(np.ravel(event["TRACK_IDS"]), np.reshape(event["TRACK_BOXES"], (-1, 4)), strict=True):
             faces.setdefault(int(identity), set()).add(best(box, known))
             seen += 1
     assert sorted(map(sorted, faces.values())) == [[0], [1], [2]]
