@@ -638,8 +638,8 @@ async def test_what_is_under_way_when_it_stops() -> None:
 async def test_a_fault_of_the_server_is_an_error_for_the_caller() -> None:
     pipe, first, second = chain()
     broken: Any = None
-    second.signature = broken
     pipe.submit("mine")
+    second.signature = broken
     first.answer(pipe.tensor())
     assert pipe.reader.error("mine").message == "unexpected error in ensemble 'pipe'; see the server's log"
     first.signature = broken

@@ -15,7 +15,7 @@ that a second `admit` is free. A request that fails is left as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 
 from stubserve_stub.wire import strings
@@ -159,7 +159,7 @@ def _check_duplicates(request: Request) -> None:
         seen.add(tensor.name)
 
 
-def _check_outputs(names: list[str], signature: Signature) -> None:
+def _check_outputs(names: Collection[str], signature: Signature) -> None:
     unknown = [name for name in names if name not in signature.outputs]
     if unknown:
         raise invalid(f"unexpected inference output '{min(unknown)}' for model '{signature.model}'")

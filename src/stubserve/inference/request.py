@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import Any, Final
 
 from stubserve_stub.wire.options import NO_OPTIONS, RequestOptions
@@ -81,8 +81,9 @@ class Request:
     the model sees.) Schedulers, caches and instances write elsewhere: into the work that executes the request, or into
     one of the fields below, each of which has one owner.
 
-    `requested_outputs` is None for all. `regions` is None unless the request refers to its client's shared memory; then
-    it names the outputs to be written there.
+    `requested_outputs` is None for all. It is a dict where outputs may stay in memory of a GPU or inputs lie there; its
+    values say of each output whether it may. `regions` is None unless the request refers to its client's shared memory;
+    then it names the outputs to be written there.
 
     **The state.** `admission.admit` sets `admitted` and `batch_size` once it has found no fault. `batch_size` is the
     leading dimension, at least 1, for statistics and batching; 1 for models without batching. `client` is the client,
@@ -129,7 +130,7 @@ class Request:
         inputs: list[Tensor],
         id: str = "",
         options: RequestOptions = NO_OPTIONS,
-        requested_outputs: list[str] | None = None,
+        requested_outputs: Collection[str] | None = None,
         regions: Mapping[str, RegionPlace] | None = None,
         on_response: Callable[[Request, Response], None] | None = None,
     ) -> None:

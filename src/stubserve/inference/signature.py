@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
 CORRELATION_ID_CONTROL = "CONTROL_SEQUENCE_CORRID"
+_FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
 class TensorSignature:
@@ -94,6 +95,12 @@ class Signature:
         self.reshaped_outputs = any(tensor.reshape is not None for tensor in self.outputs.values())
         self.labels: dict[str, list[str]] = {}
         self.correlation_control = _correlation_control(config)
+        # Whether the model is given inputs in memory of a GPU as they are
+        self.takes_devices: bool = (
+            _FORCE_CPU in config.parameters and config.parameters[_FORCE_CPU].string_value == "no"
+        )
+        # Whether a cache may keep its answers
+        self.is_cached: bool = config.response_cache.enable
         self.memo: dict[str, Any] = {}
 
     def __repr__(self) -> str:

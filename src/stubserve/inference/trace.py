@@ -23,6 +23,7 @@ from random import getrandbits
 from typing import NamedTuple
 
 from stubserve.inference.tensor import Tensor
+from stubserve.memory.device_pools import DeviceSpan
 
 # The most bytes that are kept of one tensor.
 TENSOR_BYTES = 1 << 20
@@ -198,7 +199,7 @@ class Trace:
             if _kept + size > MOST_KEPT:
                 self.left_out += 1
                 continue
-            data = bytes(tensor.beginning(most)) if most else b""
+            data = bytes(tensor.beginning(most)) if most and not isinstance(tensor.span, DeviceSpan) else b""
             self.tensors.append(
                 TensorCopy(activity, tensor.name, tensor.datatype, tuple(tensor.shape), data, tensor.nbytes)
             )

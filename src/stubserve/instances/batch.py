@@ -11,20 +11,21 @@ never be given back.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
 from stubserve_stub.wire import messages, places
 from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
 from stubserve_stub.wire.options import RequestOptions
-from stubserve_stub.wire.places import AsList, InArena, InRegion, Lent, Place, Shared, Zeros
+from stubserve_stub.wire.places import AsList, InArena, InRegion, Lent, OnDevice, Place, Zeros
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.request import BACKEND_FAILURE, SUCCESS, Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks, hold_blocks
 from stubserve.inference.work import Work
 from stubserve.memory.blocks import Block
+from stubserve.memory.device_pools import DeviceSpan
 from stubserve.memory.stub_memory import StubMemory
 
 
@@ -137,10 +138,9 @@ def write_tensor(tensor: Tensor, holder: StubMemory | None = None) -> WireTensor
     if span is not None:
         if holder is not None:
             holder.hold(tensor.offset, span)
-        if not span.shared:
-            place = InArena(tensor.offset, tensor.nbytes)
-        else:
-            place = span.in_region(tensor.offset, tensor.nbytes) or Shared(tensor.offset, tensor.nbytes)
+            if isinstance(span, DeviceSpan):
+                holder.tell_devices(span)
+        place = span.as_place(tensor.offset, tensor.nbytes)
     elif tensor.elements is not None:
         place = AsList(tensor.elements)
     else:
@@ -156,12 +156,14 @@ def read_tensor(
     given: Callable[[], Iterable[Tensor]],
     answered: Request | None = None,
     kept: bool = False,
+    wanted: Collection[str] | None = None,
 ) -> Tensor:
     """A tensor that a stub has named: an output or, with `kept`, an input of a request that its model makes.
 
-    The stub may name bytes; its own segment, with the accounts `memory`; and tensors that it got: those `given`, and
-    those that it holds. An output may also name the inputs and the client's regions of the request that it has
-    `answered`. The stub keeps an input that it names (`kept`), while an output is sent on. Raises ServeError that
+    The stub may name bytes; its own segment and its own pools of GPU memory, with the accounts `memory`; and tensors
+    that it got: those `given`, and those that it holds. An output may also name the inputs and the client's regions of
+    the request that it has `answered`; it lies in memory of a GPU only where `wanted`, the outputs that are asked for,
+    allows that. The stub keeps an input that it names (`kept`), while an output is sent on. Raises ServeError that
     begins with the fault, ValueError for data that is no place.
     """
     name, datatype, shape, data = wire
@@ -173,6 +175,8 @@ def read_tensor(
     if isinstance(place, InArena):
         return Tensor(name, datatype, shape, None, memory.output(place.offset, place.nbytes).whole())
     own: Sequence[Tensor] = ()
+    if isinstance(place, OnDevice) and (kept or _may_stay(wanted, name)):
+        return Tensor(name, datatype, shape, None, memory.device_output(place.offset, place.nbytes))
     if answered is not None:
         own = answered.inputs
         if isinstance(place, InRegion) and answered.regions is not None and name in answered.regions:
@@ -190,12 +194,19 @@ def read_tensor(
     span = span or memory.held(place.within)
     if span is None or not span.contains(place.offset, place.nbytes):
         raise internal(f"{what} is in memory that the stub was not given")
+    if isinstance(span, DeviceSpan) and not (kept or _may_stay(wanted, name)):
+        raise internal(f"{what} is in memory of a GPU, where its reader does not take it")
     if kept:
         # The span has two holders now.
         span.shared = True
     else:
         span.send_on()
     return Tensor(name, datatype, shape, None, span.hold(), place.offset, place.nbytes)
+
+
+def _may_stay(wanted: Collection[str] | None, name: str) -> bool:
+    """Whether the output may lie in memory of a GPU; `wanted` are the outputs that its request asks for."""
+    return isinstance(wanted, dict) and bool(wanted.get(name))
 
 
 def read_result(
@@ -247,11 +258,13 @@ def read_result(
     return finished, left
 
 
-def read_response(wire: WireResponse | None, final: bool, memory: StubMemory, stub: str) -> Response:
-    """A sender's response; it refers to no input."""
+def read_response(
+    wire: WireResponse | None, final: bool, memory: StubMemory, stub: str, wanted: Collection[str] | None = None
+) -> Response:
+    """A sender's response to a request for the outputs `wanted`; it refers to no input."""
     if wire is None:
         return Response(final=final, empty=True)
-    response = _read_answer(wire, memory, stub, tuple)
+    response = _read_answer(wire, memory, stub, tuple, wanted=wanted)
     response.final = final
     return response
 
@@ -272,9 +285,12 @@ def _read_answer(
     stub: str,
     given: Callable[[], Iterable[Tensor]],
     answered: Request | None = None,
+    wanted: Collection[str] | None = None,
 ) -> Response:
     """A response with outputs as of `read_tensor`. It becomes an error if the stub may not name their memory."""
     wire_error, wire_outputs, parameters = wire
+    if answered is not None:
+        wanted = answered.requested_outputs
     error = None
     if wire_error is not None:
         text, code = wire_error
@@ -282,7 +298,7 @@ def _read_answer(
     outputs: list[Tensor] = []
     try:
         for output in wire_outputs:
-            outputs.append(read_tensor(output, memory, stub, given, answered))  # noqa: PERF401 - those before a bad one count
+            outputs.append(read_tensor(output, memory, stub, given, answered, False, wanted))  # noqa: PERF401 - those before a bad one count
     except ServeError as wrong:
         drop_blocks(outputs)
         return Response(error=wrong)

@@ -16,18 +16,20 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from stubserve_stub.wire.messages import WireRequest, WireResponse
+from stubserve_stub.wire.messages import Requested, WireRequest, WireResponse
 from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ModelFinder, ServedModel, Waiter
+from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import find as find_trace
 from stubserve.instances import waiting
 from stubserve.instances.batch import read_tensor, write_tensor
 from stubserve.instances.rings import AnswerRing
+from stubserve.memory.device_pools import DeviceSpan
 from stubserve.memory.stub_memory import StubMemory
 
 # How many untaken answers to a call, or bytes of them, there may be before the model that makes them is paused. Both
@@ -182,7 +184,10 @@ class StubCalls:
         except BaseException:
             drop_blocks(inputs)
             raise
-        request = Request(inputs, id, RequestOptions(*options), None if outputs is None else list(outputs))
+        wanted: Requested = None if outputs is None else list(outputs)
+        if self._memory.pools is not None:
+            wanted = _on_devices(outputs, inputs, model.signature)
+        request = Request(inputs, id, RequestOptions(*options), wanted)
         request.request_start_ns = now
         call = StubCall(self, model, number, blocking)
         call.admit(request)
@@ -252,6 +257,14 @@ class StubCalls:
             call.waiting_bytes += sum(tensor.nbytes for tensor in response.outputs)
             if call.is_behind():
                 request.pause()
+
+
+def _on_devices(outputs: Requested, inputs: Sequence[Tensor], signature: Signature) -> Requested:
+    """The outputs that a call asks for, with memory of GPUs in mind. A cache keeps answers on the host."""
+    stays = isinstance(outputs, dict)
+    if not any(isinstance(tensor.span, DeviceSpan) for tensor in inputs) and (not stays or signature.is_cached):
+        return list(outputs) if outputs else None
+    return dict.fromkeys(outputs or signature.outputs, stays)
 
 
 def _not_ready(name: str, reason: str) -> ServeError:

@@ -42,7 +42,7 @@ class Launcher:
     With `terminal` one stub has the server's terminal, for a debugger. `threads` limits onnxruntime's threads (0: no
     limit); the environment's variables limit other libraries. `execute_timeout_s` is the limit of an `execute` if the
     model sets none (0: no limit); `check_outputs` is which answers are compared with the configuration: never, first or
-    always.
+    always. `gpus` is how many GPUs there are that tensors may lie on.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Launcher:
         threads: int = 0,
         execute_timeout_s: float = 0.0,
         check_outputs: str = "never",
+        gpus: int = 0,
     ) -> None:
         self._memory = memory
         self._environment = environment
@@ -68,6 +69,7 @@ class Launcher:
         self._threads = threads
         self._execute_timeout_s = execute_timeout_s
         self._check_outputs = check_outputs
+        self._gpus = gpus
 
     def boot(self, instance: str) -> Stub:
         """A stub that is importing the model. Raises ServeError if no process can be started."""
@@ -90,6 +92,7 @@ class Launcher:
             log_from_stub,
             self._services,
             self._terminal,
+            self._gpus,
         )
 
     async def initialize(self, stub: Stub, spec: InstanceSpec, config: Any, config_json: str) -> None:

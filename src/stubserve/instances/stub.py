@@ -20,6 +20,7 @@ from stubserve.instances.execution_watch import ExecutionWatch
 from stubserve.instances.handshake import Handshake
 from stubserve.instances.metrics import StubMetrics
 from stubserve.instances.services import Services, change_model
+from stubserve.instances.stub_devices import StubDevices
 from stubserve.instances.stub_process import Health, StubProcess
 from stubserve.instances.stub_regions import StubRegions
 from stubserve.instances.work import StubWork
@@ -29,7 +30,10 @@ from stubserve.memory.stub_memory import StubMemory
 
 
 class Stub:
-    """A stub process with its rings and memory. `death` is its cause of death, None while it lives."""
+    """A stub process with its rings and memory. `death` is its cause of death, None while it lives.
+
+    `gpus` is how many GPUs the machine has that its tensors may lie on.
+    """
 
     def __init__(
         self,
@@ -40,6 +44,7 @@ class Stub:
         on_log: Callable[[dict[str, Any]], None],
         services: Services,
         terminal: bool = False,
+        gpus: int = 0,
     ) -> None:
         self.death: str | None = None
         self._loop = asyncio.get_running_loop()
@@ -51,10 +56,16 @@ class Stub:
         self._readiness: asyncio.Future[dict[str, Any]] | None = None
         outputs = None
         self._regions: StubRegions | None = None
+        self._devices: StubDevices | None = None
+        inherited: list[int] = []
         try:
             if services.client_regions:
                 self._regions = StubRegions()
+                inherited.append(self._regions.theirs.fileno())
             self._outputs = outputs = StubMemory(memory.segments)
+            if gpus:
+                self._devices = StubDevices(name, gpus, {}, outputs, memory.segments)
+                inherited.append(self._devices.theirs.fileno())
             segment = memory.arena.segment(outputs.index)
             self._words = segment.parent_words
             self._process = StubProcess(
@@ -65,13 +76,15 @@ class Stub:
                 self._on_process_death,
                 terminal,
                 {} if services.janitor is None else services.janitor.variables,
-                () if self._regions is None else (self._regions.theirs.fileno(),),
+                inherited,
             )
         except OSError as error:
             if outputs is not None:
                 outputs.close()
             if self._regions is not None:
                 self._regions.close()
+            if self._devices is not None:
+                self._devices.close()
             raise internal(f"Stub process '{name}' cannot be started: {explain_start(environment, error)}") from None
         if services.janitor is not None:
             services.janitor.adopt(self._process.pid)
@@ -82,7 +95,7 @@ class Stub:
         )
         self.health = Health(self._process.pid, segment.stub_words)
         self.handshake = Handshake(self._process, environment, self.health)
-        self.work = StubWork(self._process, memory, self._outputs, services.models, self._regions)
+        self.work = StubWork(self._process, memory, self._outputs, services.models, self._regions, self._devices)
         self.watch = ExecutionWatch(process, self.work, self._regions is not None, self._grant.on_idle)
         self._metrics = StubMetrics(services.metrics)
         services.metrics.sources.add(self._process.read_messages)
@@ -92,6 +105,10 @@ class Stub:
             boot = {**boot, "regions": self._regions.theirs.fileno()}
             self._regions.on_gone = lambda number: self._process.send("region_gone", number=number)
             self._regions.theirs.close()
+        if self._devices is not None:
+            boot = {**boot, "devices": self._devices.boot()}
+            self._devices.on_gone = lambda number: self._process.send("pool_gone", number=number)
+            self._devices.theirs.close()
         self._process.send("boot", segment=self._outputs.index, arena=memory.arena.facts(), **boot)
 
     @property
@@ -190,6 +207,8 @@ class Stub:
         self._process.close_doorbells()
         if self._regions is not None:
             self._regions.close()
+        if self._devices is not None:
+            self._devices.close()
         self.handshake.on_death(cause)
         self._answer_readiness(
             {"ready": False, "reason": f"Stub process '{self._process.name}' is not healthy: {cause}."}

@@ -24,6 +24,7 @@ from stubserve.inference.work import Work
 from stubserve.instances.batch import InFlightBatch, hold_inputs, pack_batch, read_response, read_result
 from stubserve.instances.bls import StubCall, StubCalls
 from stubserve.instances.rings import AnswerRing, RequestRing
+from stubserve.instances.stub_devices import StubDevices
 from stubserve.instances.stub_process import StubProcess
 from stubserve.instances.stub_regions import StubRegions
 from stubserve.instances.stub_requests import Key, StubRequests
@@ -74,8 +75,10 @@ class StubWork:
         outputs: StubMemory,
         models: ModelFinder,
         regions: StubRegions | None = None,
+        devices: StubDevices | None = None,
     ) -> None:
         self._regions = regions
+        self._devices = devices
         self.owner: WorkOwner | None = None
         self._process = process
         self._memory = memory
@@ -126,6 +129,9 @@ class StubWork:
             for request in work.requests:
                 if request.regions is not None:
                     self._regions.tell(request)
+        if self._devices is not None:
+            for request in work.requests:
+                self._devices.tell_all(request.inputs)
         try:
             spilled = self.ring.put(pack_batch(number, frees, work), work.requests)
         except Exception:
@@ -277,7 +283,8 @@ class StubWork:
         final = bool(flags & messages.FINAL)
         key = (batch, index)
         request = self._requests.find(key)
-        read = read_response(response, final, self._outputs, self._process.name)
+        wanted = None if request is None else request.requested_outputs
+        read = read_response(response, final, self._outputs, self._process.name, wanted)
         if request is None or self.owner is None:
             # Sent in an empty slot, or while the request was being answered in another way.
             drop_blocks(read.outputs)

@@ -103,6 +103,7 @@ class Launchers:
             threads,
             settings.execute_timeout_secs,
             settings.check_outputs,
+            max(candidate.gpus.numbers, default=-1) + 1,
         )
         return launcher, config, not missing
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stubserve_stub.wire.places import InRegion
+from stubserve_stub.wire.places import InArena, Place, Shared
 
 
 class Block:
@@ -77,9 +77,9 @@ class Span:
         start = offset - block.offset
         return block.view[start : start + nbytes]
 
-    def in_region(self, offset: int, nbytes: int) -> InRegion | None:
-        """The place of that range in a client's region; None for memory of the arena."""
-        return None
+    def as_place(self, offset: int, nbytes: int) -> Place:
+        """The place of that range, as a stub is told of it."""
+        return Shared(offset, nbytes) if self.shared else InArena(offset, nbytes)
 
     def contains(self, offset: int, nbytes: int) -> bool:
         """Whether the arena range [offset, offset + nbytes) lies within the span."""

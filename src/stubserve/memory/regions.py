@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from stubserve_stub.wire.places import InRegion
+from stubserve_stub.wire.places import InRegion, Place
 
 from stubserve.memory.blocks import Block, Span
 
@@ -73,7 +73,7 @@ class RegionSpan(Span):
     def read(self, offset: int, nbytes: int) -> bytes | memoryview:
         return RegionPlace(self.place.region, offset - REGION_BASE, nbytes).read()
 
-    def in_region(self, offset: int, nbytes: int) -> InRegion | None:
+    def as_place(self, offset: int, nbytes: int) -> Place:
         return InRegion(self.place.region.number, offset - REGION_BASE, nbytes)
 
 

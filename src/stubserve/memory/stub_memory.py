@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import Ledger
 from stubserve_stub.wire.messages import Message, unpack, unpack_spilled
+from stubserve_stub.wire.places import POOLS
 from stubserve_stub.wire.ring import SPILLED
 
 from stubserve.errors import internal
 from stubserve.memory.blocks import Block, Span
+from stubserve.memory.device_pools import DeviceSpan, StubPools
 
 # Above this, the stub is told at once which blocks have been read, not with the next message.
 _MOST_UNREPORTED_BYTES = 32 << 20
@@ -29,6 +31,7 @@ class SegmentPool:
         self.most_unreported = min(_MOST_UNREPORTED_BYTES, ledger.limit // 16)
         self._next = 1
         self._free: list[int] = []
+        self._pools = 0
 
     def take(self) -> int:
         if self._free:
@@ -36,6 +39,12 @@ class SegmentPool:
             return self._free.pop(0)
         self._next += 1
         return self._next - 1
+
+    def take_pools(self, count: int) -> int:
+        """The first of `count` numbers for pools of GPU memory. They are used again only after millions."""
+        first = self._pools if self._pools + count <= POOLS else 0
+        self._pools = first + count
+        return first
 
     async def give_back(self, index: int) -> None:
         """Empties a segment that is no longer written or read: its pages return to the system.
@@ -70,6 +79,8 @@ class StubMemory:
         # By the stub's offset; one entry for each time that the stub holds it
         self._held: dict[int, list[Span]] = {}
         self._closed = False
+        # None on servers without GPUs
+        self.pools: StubPools | None = None
         self.emptying: asyncio.Task[None] | None = None
 
     def output(self, offset: int, nbytes: int) -> Block:
@@ -79,6 +90,17 @@ class StubMemory:
         self._reading += 1
         self._reading_bytes += nbytes
         return Block(offset, nbytes, self._pool.arena.view(offset, nbytes), self._read)
+
+    def device_output(self, offset: int, nbytes: int) -> Span:
+        """The span of an output in memory of a GPU, as `output`. Raises ServeError."""
+        if self.pools is None:
+            raise internal("a stub named memory of a GPU, and there is none")
+        return self.pools.output(offset, nbytes)
+
+    def tell_devices(self, span: DeviceSpan) -> None:
+        """The stub is about to get a place in this span."""
+        if self.pools is not None:
+            self.pools.tell(span)
 
     def message(self, data: memoryview, flags: int) -> Message:
         """The message of a ring's record: in the record or, if that was too small, in the stub's segment.
@@ -142,17 +164,23 @@ class StubMemory:
                 span.drop()
         self._held.clear()
         self._closed = True
+        if self.pools is not None:
+            self.pools.close()
         self._give_back_if_done()
 
     def _read(self, block: Block) -> None:
         self._reading -= 1
         self._reading_bytes -= block.nbytes
-        self._frees.append(block.offset)
-        before = self._unreported_bytes
-        self._unreported_bytes = before + block.nbytes
+        self.free_later(block.offset, block.nbytes)
         if self._closed:
             self._give_back_if_done()
-        elif before <= self._pool.most_unreported < self._unreported_bytes:
+
+    def free_later(self, offset: int, nbytes: int) -> None:
+        """The stub is to free this output: with the next message, or at once where there are many."""
+        self._frees.append(offset)
+        before = self._unreported_bytes
+        self._unreported_bytes = before + nbytes
+        if before <= self._pool.most_unreported < self._unreported_bytes and not self._closed:
             self.on_many_frees()
 
     def _give_back_if_done(self) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from stubserve.errors import Code, ServeError, internal, invalid
@@ -36,6 +36,7 @@ from stubserve.serving.ensemble_steps import (
     drop_inputs,
     ensemble_outputs,
     given_inputs,
+    on_devices,
     step_outputs,
     step_request,
 )
@@ -90,6 +91,8 @@ class EnsembleRun:
         self._transient = False
         self._looking = False
         self._over = False
+        # Whether tensors may lie in memory of GPUs
+        self._on_devices = isinstance(request.requested_outputs, dict)
 
     def begin(self) -> None:
         """Starts the first steps. Raises nothing."""
@@ -108,6 +111,7 @@ class EnsembleRun:
             return
         for model in self._members.values():
             model.reserve()
+        self._on_devices |= any(model.signature.takes_devices for model in self._members.values())
         flow.begin(given_inputs(flow.route.given, self.request, self._ensemble.signature))
         self._look()
 
@@ -162,7 +166,10 @@ class EnsembleRun:
             self._ended(run)
             return
         model = self._members[run.step.index]
-        asked = self._flow.route.asked[run.step.index]
+        route = self._flow.route
+        asked: Collection[str] = route.asked[run.step.index]
+        if self._on_devices:
+            asked = on_devices(route.made[run.step.index], self._members, self.request.requested_outputs)
         request = step_request(run.inputs, self.request, model.signature, asked)
         call = StepCall(run, model, self.answered)
         self._calls[call] = None

@@ -6,7 +6,7 @@ A tensor flows together with the facts about its making that the next step needs
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stubserve_stub.wire.options import RequestOptions
@@ -113,7 +113,25 @@ def given_inputs(read: Sequence[Made], request: Request, signature: Signature) -
     return inputs
 
 
-def step_request(inputs: Mapping[str, FlowTensor], parent: Request, signature: Signature, asked: list[str]) -> Request:
+def on_devices(
+    made: Sequence[Made], members: Mapping[int, ServedModel], requested: Collection[str] | None
+) -> dict[str, bool]:
+    """The outputs to ask of a step, and of each whether it may stay in memory of a GPU.
+
+    It may where every reader takes it there: the models of the steps, and the caller, who has `requested` outputs of
+    the ensemble.
+    """
+    by_caller: Mapping[str, bool] = requested if isinstance(requested, dict) else {}
+    return {
+        name: (not is_output or by_caller.get(tensor, False))
+        and all(members[step.index].signature.takes_devices for step in readers)
+        for name, tensor, _, readers, is_output in made
+    }
+
+
+def step_request(
+    inputs: Mapping[str, FlowTensor], parent: Request, signature: Signature, asked: Collection[str]
+) -> Request:
     """The request of a step to a model of this signature, for the outputs that are `asked` of it.
 
     The holds on its inputs become the request's. All else is as in `parent`, the ensemble's request.

@@ -38,6 +38,7 @@ class LocalCalls:
         decoupled: bool,
         request: Any,
         on_answer: Callable[[], None] | None = None,
+        preferred: int | None = None,
     ) -> LocalCall:
         call = LocalCall(self._answers(target, decoupled, request))
         if on_answer is not None:

@@ -10,6 +10,8 @@ Who owns the memory of a tensor above INLINE_BYTES, on its way there and back:
 - Back. An output lies where it was made: in the segment of the called model or, if that returned its input, in this
   stub's own. The server holds it for this stub until the last view of it is gone (`Lease`). Only this model has it, and
   may write to it, unless the server says that others read it, too.
+- On GPUs. The same holds for tensors in memory of a GPU. Outputs stay where they are made, unless the request prefers
+  other memory: the called model copies them to the host, the caller to its GPU.
 - Onwards. An answer's output that the model returns is sent on from where it lies (`batch`).
 
 Errors are answers (`has_error()`), as in upstream; only a request at the wrong time raises.
@@ -17,7 +19,7 @@ Errors are answers (`has_error()`), as in upstream; only a request at the wrong 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Collection, List, Optional, Sequence, Tuple
 
 from stubserve_stub.api import parameters as params
 from stubserve_stub.api.constants import ErrorCode
@@ -27,9 +29,10 @@ from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.runtime.outputs import Lease, own_offsets
 from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull
+from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.layout import COPIED_BYTES, INLINE_BYTES
 from stubserve_stub.wire.options import RequestOptions
-from stubserve_stub.wire.places import AsList, InArena, Lent, Shared
+from stubserve_stub.wire.places import AsList, InArena, Lent, OnDevice, Shared
 
 if TYPE_CHECKING:
     import asyncio
@@ -37,11 +40,15 @@ if TYPE_CHECKING:
     # These import msgpack, which is missing where only the public module is wanted.
     from stubserve_stub.runtime.calls import Calls, OpenCall
     from stubserve_stub.runtime.channel import Channel
-    from stubserve_stub.wire.messages import WireResponse, WireTensor, WireTrace
+    from stubserve_stub.wire.messages import Requested, WireResponse, WireTensor, WireTrace
 
 Target = Tuple[str, int]
-# (id, options, trace, requested outputs, inputs)
-Request = Tuple[str, RequestOptions, "WireTrace", Sequence[str], List[Tensor]]
+Names = Collection[str]
+# (id, options, trace, requested outputs, inputs, preferred memory)
+Request = Tuple[str, RequestOptions, "WireTrace", Names, List[Tensor], Optional[int]]
+
+# Preferred memory beside the numbers of GPUs; None for wherever the called model has it
+ON_HOST = -1
 
 
 # The server is told after an iterator has taken so many responses, or so many bytes of them. When several times as many
@@ -226,17 +233,22 @@ def _open(
     refusal = _refusal(target, request)
     if refusal:
         return None, _refused(refusal, decoupled)
-    id, options, trace, names, tensors = request
+    id, options, trace, names, tensors, preferred = request
+    wanted: Requested = list(names) or None
+    if calls.channel.devices is not None and preferred != ON_HOST:
+        wanted = dict.fromkeys(names, True)
     inputs: List[WireTensor] = []
     try:
         inputs.extend(_input(calls.channel, tensor) for tensor in tensors)
-        return calls.open(target, decoupled, (id, options, trace, list(names) or None, inputs), on_answer), None
+        return calls.open(target, decoupled, (id, options, trace, wanted, inputs), on_answer, preferred), None
     except ArenaFull as full:
         calls.channel.free(own_offsets(inputs))
         return None, _refused(str(full), decoupled, ErrorCode.UNAVAILABLE)
 
 
 def _input(channel: Channel, tensor: Tensor) -> WireTensor:
+    if tensor._on_device:
+        return tensor._outgoing(channel)
     datatype, shape, buffer = tensor._payload()
     nbytes = len(buffer) if isinstance(buffer, bytes) else buffer.nbytes
     memory = tensor._pass_on() if nbytes > INLINE_BYTES else None
@@ -257,23 +269,30 @@ def _refused(text: str, decoupled: bool, code: ErrorCode = ErrorCode.INTERNAL) -
     return ResponseIterator._of([failed]) if decoupled else failed
 
 
-def received(channel: Channel, wire: Optional[WireResponse]) -> InferenceResponse:
-    """A response out of an answer; None stands for the empty response that only says that no other follows."""
+def received(channel: Channel, wire: Optional[WireResponse], preferred: Optional[int] = None) -> InferenceResponse:
+    """A response out of an answer; None stands for the empty response that only says that no other follows.
+
+    Its outputs are on the GPU that is `preferred`, if one is.
+    """
     if wire is None:
         return ReceivedResponse()
     error, outputs, parameters = wire
     if error is not None:
         return ReceivedResponse(error=TritonError(error[0], ErrorCode(error[1])))
     try:
-        response = ReceivedResponse([_output(channel, *output) for output in outputs])
+        response = ReceivedResponse([_output(channel, preferred, *output) for output in outputs])
     except TritonModelException as refused:
         return ReceivedResponse(error=TritonError(str(refused), ErrorCode.UNSUPPORTED))
     response._parameters = parameters
     return response
 
 
-def _output(channel: Channel, name: str, datatype: int, shape: Sequence[int], wire: Any) -> Tensor:
+def _output(
+    channel: Channel, preferred: Optional[int], name: str, datatype: int, shape: Sequence[int], wire: Any
+) -> Tensor:
     place = places.unpack(wire)
+    if isinstance(place, OnDevice) or (preferred is not None and preferred != ON_HOST and datatype != BYTES):
+        return _output_on_device(channel, preferred, name, datatype, shape, wire)
     if isinstance(place, bytes):
         return Tensor._received(name, datatype, shape, place, None)
     if isinstance(place, AsList):
@@ -287,3 +306,18 @@ def _output(channel: Channel, name: str, datatype: int, shape: Sequence[int], wi
     else:
         channel.arena.make_writable(place.offset, place.nbytes)
     return Tensor._received(name, datatype, shape, None, view)
+
+
+def _output_on_device(
+    channel: Channel, preferred: Optional[int], name: str, datatype: int, shape: Sequence[int], wire: Any
+) -> Tensor:
+    """An output that lies in memory of a GPU, or is to lie there."""
+    from stubserve_stub.api import device_tensors  # not at the top: only servers with GPUs need it
+
+    devices, place = channel.devices, places.unpack(wire)
+    if isinstance(place, OnDevice) and devices is not None:
+        return device_tensors.answer(devices, name, datatype, shape, place, preferred, channel.drop)
+    there = _output(channel, None, name, datatype, shape, wire)
+    if devices is None or preferred is None:
+        return there
+    return device_tensors.uploaded(devices, there, preferred)

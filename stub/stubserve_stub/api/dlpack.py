@@ -6,7 +6,7 @@ with numpy's C functions:
 
 - *Export*: an array over the tensor's memory, based on a holder that references the Tensor, gives the capsule. numpy
   has no BF16, and older versions have no bool: such memory is exported as uint16 or uint8, and the type code inside the
-  capsule is corrected afterwards.
+  capsule is corrected afterwards. So is the device of memory of a GPU, which numpy never reads.
 - *Import*: the capsule is checked here, its type code set to what numpy knows, and numpy consumes it. The memory goes
   back to its producer when the last view of numpy's array dies.
 
@@ -16,7 +16,7 @@ Costs about 6 µs each way. Needs numpy 1.22; capsules are of the classic, unver
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -104,39 +104,58 @@ def export(tensor: object, datatype: int, storage: "np.ndarray[Any, Any]") -> An
     if datatype == BYTES:
         raise TritonModelException("DLPack does not have support for string tensors.")
     _require_numpy()
-    described = storage.__array_interface__
+    capsule, _ = _capsule(tensor, datatype, storage.shape, storage.__array_interface__["data"][0])
+    return capsule
+
+
+def export_device(tensor: object, datatype: int, shape: Sequence[int], address: int, device: int) -> Any:
+    """A `dltensor` capsule over memory of a GPU, that of `tensor`."""
+    _require_numpy()
+    capsule, content = _capsule(tensor, datatype, shape, address)
+    content.device_type, content.device_id = CUDA, device
+    return capsule
+
+
+def _capsule(tensor: object, datatype: int, shape: Sequence[int], address: int) -> Tuple[Any, _DLTensor]:
+    kind = BY_NUMBER[datatype].numpy
     interface = {
         "version": 3,
-        "shape": storage.shape,
-        "typestr": "|u1" if datatype == BOOL else described["typestr"],
+        "shape": tuple(shape),
+        "typestr": "<u2" if kind is None else "|u1" if datatype == BOOL else kind.str,
         # Never marked read-only: numpy refuses to export such memory, and a capsule cannot say it.
-        "data": (described["data"][0], False),
+        "data": (address, False),
     }
     capsule = np.asarray(_Holder(tensor, interface)).__dlpack__()
     content = _content(capsule)
     content.code, content.bits = _CODES[datatype]
-    return capsule
+    return capsule, content
 
 
-def imported(given: Any) -> Tuple[int, "np.ndarray[Any, Any]"]:
-    """(datatype, array over the memory) of a capsule or of an object with `__dlpack__`; BF16 comes as uint16.
-
-    Raises TritonModelException for other objects, memory of a GPU, tensors that are not contiguous and data types that
-    Triton does not have; and what the object's own `__dlpack__` raises.
-    """
+def device_of(given: Any) -> Tuple[int, int]:
+    """The type and the number of the device of a capsule or of an object with `__dlpack__`. Raises as `imported`."""
     _require_numpy()
     if type(given).__name__ == "PyCapsule":
-        capsule = given
+        content = _checked(given)
+        device = (content.device_type, content.device_id)
     elif hasattr(given, "__dlpack__") and hasattr(given, "__dlpack_device__"):
-        _check_device(int(given.__dlpack_device__()[0]))
-        capsule = given.__dlpack__(stream=None)
+        kind, number = given.__dlpack_device__()
+        device = (int(kind), int(number))
     else:
         raise TritonModelException(_UNSUPPORTED)
-    if not _is_valid(capsule, b"dltensor"):
-        raise TritonModelException(
-            "The DLPack capsule cannot be used: it has been consumed already, or its name is not 'dltensor'."
-        )
-    content = _content(capsule)
+    _check_device(device[0])
+    return device
+
+
+def imported(given: Any, stream: Optional[int] = None) -> Tuple[int, "np.ndarray[Any, Any]"]:
+    """(datatype, array over the memory) of a capsule or of an object with `__dlpack__`; BF16 comes as uint16.
+
+    The array of memory of a GPU must not be read. The work of the object on it goes before that of `stream`. Raises
+    TritonModelException for other objects, other devices, tensors that are not contiguous and data types that Triton
+    does not have; and what the object's own `__dlpack__` raises.
+    """
+    device_of(given)
+    capsule = given if type(given).__name__ == "PyCapsule" else given.__dlpack__(stream=stream)
+    content = _checked(capsule)
     _check_device(content.device_type)
     shape = content.shape[: content.ndim]
     if content.strides and not _in_c_order(shape, content.strides[: content.ndim]):
@@ -152,17 +171,24 @@ def imported(given: Any) -> Tuple[int, "np.ndarray[Any, Any]"]:
     if datatype in (BF16, BOOL):
         content.code = _UINT
     from_dlpack = getattr(np, "from_dlpack", None) or np._from_dlpack  # type: ignore[attr-defined]
+    # For numpy all memory is the CPU's; the memory's own deleter finds the device as it was.
+    device = (content.device_type, content.device_id)
+    content.device_type, content.device_id = CPU, 0
     array = from_dlpack(_Capsule(capsule))
+    content.device_type, content.device_id = device
     return datatype, array.view(np.bool_) if datatype == BOOL else array
 
 
-def _check_device(device_type: int) -> None:
-    if device_type == CUDA:
+def _checked(capsule: Any) -> _DLTensor:
+    if not _is_valid(capsule, b"dltensor"):
         raise TritonModelException(
-            "The DLPack tensor is in GPU memory, which this release of stubserve does not take yet: "
-            "copy it to the CPU first."
+            "The DLPack capsule cannot be used: it has been consumed already, or its name is not 'dltensor'."
         )
-    if device_type not in (CPU, CUDA_HOST):
+    return _content(capsule)
+
+
+def _check_device(device_type: int) -> None:
+    if device_type not in (CPU, CUDA, CUDA_HOST):
         raise TritonModelException(f"DLDevice type {device_type} is not support by Python backend.")
 
 

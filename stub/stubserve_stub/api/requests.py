@@ -39,18 +39,23 @@ _SIGNATURE = (
 
 
 class PreferredMemory:
-    """Where a model would like the outputs of a request. It has no effect: all memory is the CPU's."""
+    """Where a model would like the outputs of a request: a memory type and, for GPU memory, the device."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "_device_id", "_memory_type")
 
     def __init__(self, preferred_memory_type: MemoryType, preferred_device_id: int = 0) -> None:
-        number = as_integer(preferred_device_id, INT64_MIN, INT64_MAX)
-        if not isinstance(preferred_memory_type, MemoryType) or number is None:
+        device_id = as_integer(preferred_device_id, INT64_MIN, INT64_MAX)
+        if not isinstance(preferred_memory_type, MemoryType) or device_id is None:
             raise incompatible(
                 "__init__",
                 "PreferredMemory(preferred_memory_type: MemoryType, preferred_device_id: int = 0)",
                 (preferred_memory_type, preferred_device_id),
             )
+        self._memory_type = preferred_memory_type
+        self._device_id = device_id
+
+    def _wanted(self) -> int:
+        return self._device_id if self._memory_type == MemoryType.TRITONSERVER_MEMORY_GPU else bls.ON_HOST
 
 
 class InferenceTrace:
@@ -80,10 +85,11 @@ class InferenceRequest:
     _id: str
     # A plain tuple of the same fields where the request was received
     _options: RequestOptions
-    _requested_output_names: Sequence[str]
+    _requested_output_names: bls.Names
     _inputs: List[Tensor]
-    # Of a request that a model made
+    # Of a request that a model made: its model, and the memory that it prefers, as `bls` has it
     _target: Optional[bls.Target]
+    _preferred: Optional[int]
     # Of a received request: makes its sender; set from another thread; for its release
     _create_sender: Optional[Callable[[InferenceRequest], InferenceResponseSender]]
     _cancelled: bool
@@ -188,13 +194,14 @@ class InferenceRequest:
             (model, version),
             None,
         )
+        self._preferred = None if preferred_memory is _ANYWHERE else preferred_memory._wanted()
 
     def _set(
         self,
         id: str,
         options: RequestOptions,
         trace: WireTrace,
-        requested_output_names: Sequence[str],
+        requested_output_names: bls.Names,
         inputs: List[Tensor],
         target: Optional[bls.Target],
         create_sender: Optional[Callable[[InferenceRequest], InferenceResponseSender]],
@@ -302,6 +309,7 @@ class InferenceRequest:
             self._trace,
             self._requested_output_names,
             self._inputs,
+            None if self._target is None else self._preferred,
         )
 
 

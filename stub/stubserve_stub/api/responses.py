@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from stubserve_stub.api import parameters as params
 from stubserve_stub.api.arguments import as_list, incompatible
@@ -69,7 +69,7 @@ class InferenceResponse:
 
     def _encode(
         self,
-        requested: Sequence[str],
+        requested: Collection[str],
         placer: Any,
         update: Optional[StateUpdate] = None,
         partly: bool = False,
@@ -91,20 +91,34 @@ class InferenceResponse:
         if refusal:
             return failed(refusal, codes.INTERNAL)
         self._output_tensors = [tensor for tensor in self._output_tensors if tensor._name in requested]
-        outputs = [
-            (tensor._name, tensor._datatype, tensor._shape, tensor._elements)
-            if tensor._elements is not None and in_regions is None
-            else (tensor._name, *tensor._payload())
-            for tensor in self._output_tensors
-        ]
-        return response_of(outputs, self._parameters, placer, in_regions)
+        return response_of(self._outputs(requested, placer, in_regions), self._parameters, placer, in_regions)
+
+    def _outputs(
+        self, requested: Collection[str], placer: Any, in_regions: Optional[RegionWriter]
+    ) -> Iterator[Tuple[str, int, Sequence[int], Any]]:
+        """The outputs as `response_of` takes them. Raises ArenaFull, Refusal for one in memory of a GPU."""
+        for tensor in self._output_tensors:
+            name = tensor._name
+            if tensor._on_device:
+                stays = isinstance(requested, dict) and bool(requested[name])
+                yield name, tensor._datatype, tensor._shape, tensor._placed(placer, stays, in_regions)
+            elif tensor._elements is not None and in_regions is None:
+                yield name, tensor._datatype, tensor._shape, tensor._elements
+            else:
+                yield (name, *tensor._payload())
 
     def _keep(self, update: StateUpdate, keep: Callable[..., None], *how: Any) -> Optional[WireResponse]:
         """Has `keep`, a function of `update`, keep its states; the error if they cannot be kept."""
         if not update.sequence:
             return None
+        answered: Dict[str, Any] = {}
+        for tensor in self._output_tensors:
+            if tensor._on_device and tensor._name not in update.outputs:
+                answered[tensor._name] = (tensor._datatype, tensor._shape, b"")  # not a state, and so not looked at
+            else:
+                answered[tensor._name] = tensor._payload()
         try:
-            keep({tensor._name: tensor._payload() for tensor in self._output_tensors}, *how)
+            keep(answered, *how)
         except (Refusal, ArenaFull) as error:
             return failed(str(error), error.code)
         return None

@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Collection, Dict, List, Optional, Tuple
 
 from stubserve_stub.api.arguments import UINT32_MAX, as_integer, incompatible
 from stubserve_stub.api.constants import RESPONSE_COMPLETE_FINAL
@@ -62,7 +62,7 @@ class InferenceResponseSender:
     # Where it sends to; None for a request that the model made itself
     _senders: Optional[Senders]
     _key: Key
-    _requested: Sequence[str]
+    _requested: Collection[str]
     # The request's inputs in the arena: offset and tensor of each
     _tensors: List[Tuple[int, Tensor]]
     # Of its sequence's states; None without implicit state
@@ -230,7 +230,7 @@ class Senders:
     def create(
         self,
         key: Key,
-        requested: Sequence[str],
+        requested: Collection[str],
         tensors: List[Tuple[int, Tensor]],
         update: Optional[StateUpdate] = None,
     ) -> InferenceResponseSender:

@@ -14,7 +14,7 @@ changes of the objects do not count. A tensor that arrives has bytes of its mess
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.wire import strings
 from stubserve_stub.wire.arena import bottom_of
 from stubserve_stub.wire.datatypes import BF16, BY_NUMBER, BYTES
-from stubserve_stub.wire.places import Zeros, zeros
+from stubserve_stub.wire.places import Place, Zeros, zeros
 
 if TYPE_CHECKING:
     # These import msgpack, which is missing where only the public module is wanted.
@@ -39,6 +39,16 @@ _NUMBERS: Dict[Any, int] = {kind.numpy: kind.number for kind in BY_NUMBER.values
 _MEMORY: Dict[int, Any] = {kind.number: kind.numpy for kind in BY_NUMBER.values()}
 _MEMORY[BF16] = np.dtype(np.uint16)
 _MEMORY[BYTES] = np.dtype(np.uint8)
+
+
+# Makes a tensor over memory of a GPU; None on servers without GPUs
+_from_device: Optional[Callable[[str, Any], Tensor]] = None
+
+
+def use_devices(from_device: Callable[[str, Any], Tensor]) -> None:
+    """From now on models may give tensors in memory of GPUs."""
+    global _from_device
+    _from_device = from_device
 
 
 class Tensor:
@@ -61,6 +71,8 @@ class Tensor:
     _storage: Optional[Array]
     # What as_numpy() returns
     _array: Optional[Array]
+    # Whether it is a `DeviceTensor`
+    _on_device = False
 
     def __init__(self, name: str, array: Array, /) -> None:
         if type(name) is not str or not name.isascii() or not isinstance(array, np.ndarray):
@@ -146,6 +158,12 @@ class Tensor:
         # Not at the top: few models need it, and ctypes would make every stub start later.
         from stubserve_stub.api import dlpack
 
+        if dlpack.device_of(tensor)[0] == dlpack.CUDA:
+            if _from_device is None:
+                raise TritonModelException(
+                    "The DLPack tensor is in GPU memory, and the server has no GPU for its models: copy it to the CPU."
+                )
+            return _from_device(text, tensor)
         self = _new(Tensor)
         self._name = text
         self._datatype, self._storage = dlpack.imported(tensor)
@@ -260,6 +278,14 @@ class Tensor:
             assert self._elements is not None
             self._source = strings.join(self._elements)
         return self._source
+
+    def _placed(self, placer: Any, stays: bool, in_regions: Any = None) -> Place:
+        """Of a tensor in memory of a GPU: its place as an output. Raises ArenaFull, Refusal, DriverError."""
+        raise NotImplementedError
+
+    def _outgoing(self, channel: Any) -> WireTensor:
+        """Of a tensor in memory of a GPU: its form as an input of a request. Raises ArenaFull, DriverError."""
+        raise NotImplementedError
 
     def _payload(self) -> Tuple[int, Sequence[int], Union[bytes, memoryview, Array]]:
         """(datatype, shape, contiguous buffer): what goes over the wire."""

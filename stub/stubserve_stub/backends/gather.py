@@ -19,7 +19,7 @@ Cost. For a batch of one request 3 µs; for each further one a copy of its input
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class Gathered(NamedTuple):
     """
 
     inputs: Dict[str, InputView]
-    outputs: Sequence[str]
+    outputs: Collection[str]
     requests: int
     rows: int
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class NativeRequest(NamedTuple):
     """
 
     inputs: Dict[str, InputView]
-    outputs: Sequence[str]
+    outputs: Collection[str]
     rows: int
 
 

@@ -117,6 +117,10 @@ class Device:
         self.call("cuMemGetInfo", byref(free), byref(total))
         return free.value
 
+    def synchronize(self) -> None:
+        """Waits for all work of this process on the device, in every stream. Raises what went wrong with it."""
+        self.call("cuCtxSynchronize")
+
     def stream(self) -> Stream:
         """A new stream, to be closed."""
         return Stream(self)

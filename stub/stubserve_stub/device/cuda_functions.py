@@ -92,6 +92,7 @@ FUNCTIONS: Dict[str, Form] = {
     "cuDevicePrimaryCtxRelease": (11000, (c_int,)),
     "cuCtxPushCurrent": (4000, (c_void_p,)),
     "cuCtxPopCurrent": (4000, (POINTER(c_void_p),)),
+    "cuCtxSynchronize": (2000, ()),
     "cuMemGetInfo": (3020, (POINTER(c_size_t), POINTER(c_size_t))),
     "cuStreamCreate": (2000, (POINTER(c_void_p), c_uint)),
     "cuStreamDestroy": (4000, (c_void_p,)),

@@ -21,19 +21,22 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.outputs import Lease, lease_of, no_memory, own_offsets
+from stubserve_stub.runtime.outputs import lease_of, no_memory, own_offsets
 from stubserve_stub.runtime.region_batch import RegionBatch
 from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull, address_of
 from stubserve_stub.wire.layout import COPIED_BYTES, INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
-from stubserve_stub.wire.places import InArena, Lent, Place, Shared
+from stubserve_stub.wire.places import DEVICE_BASE, InArena, Lent, OnDevice, Place, Shared
+
+if TYPE_CHECKING:
+    from stubserve_stub.runtime.devices import DeviceMemory
 
 
 class _Room:
@@ -97,7 +100,7 @@ class Batch:
         self._lent: List[int] = []
         self._watched: "List[Tuple[int, weakref.ref[Any]]]" = []
         # Leases in which outputs lie
-        self._leases: "List[weakref.ref[Lease]]" = []
+        self._leases: "List[weakref.ref[Any]]" = []
         self._rooms: List[_Room] = []
 
     def computed(self) -> None:
@@ -107,10 +110,13 @@ class Batch:
     def input(self, name: str, wire: Any, writable: bool = True) -> Tuple[int, memoryview]:
         """The offset and memory of an input that is not in the message; the memory may be read-only.
 
-        `wire` is its place as it came. Without `writable` the memory is always read-only. Raises Refusal if it lies
-        where this stub may not read.
+        `wire` is its place as it came; from memory of a GPU it is copied, and has no offset (-1). Without `writable`
+        the memory is always read-only. Raises Refusal if it lies where this stub may not read.
         """
         place = places.unpack(wire)
+        if isinstance(place, OnDevice) and self._channel.devices is not None:
+            # No part of the request's memory: it may be kept, and is the backend's alone.
+            return -1, self.device_input(name, wire, lent=False).on_host().data
         if not isinstance(place, (InArena, Shared)):
             why = places.refusal(place) or "lies in memory that was never this stub's to read"
             raise Refusal("input '{}' {}".format(name, why))
@@ -123,9 +129,25 @@ class Batch:
         self._inputs.append((arena.address(place.offset), place.nbytes, place.offset))
         return place.offset, view
 
+    def device_input(self, name: str, wire: Any, lent: bool = True) -> DeviceMemory:
+        """The memory of an input that lies on a GPU; `lent` if more than this call looks at it. Raises Refusal."""
+        place, devices = places.unpack(wire), self._channel.devices
+        if not isinstance(place, OnDevice) or devices is None:
+            raise Refusal("input '{}' {}".format(name, "lies in memory of a GPU, of which nobody has told"))
+        try:
+            memory = devices.found(place)
+            if not lent:
+                return memory
+            at_home = devices.at_home(memory)
+        except ValueError as wrong:
+            raise Refusal("input '{}' {}".format(name, wrong)) from None
+        if at_home is memory:
+            self._inputs.append((memory.address, memory.nbytes, memory.offset))
+        return at_home
+
     def watch(self, offset: int, reference: "Optional[weakref.ref[Any]]") -> None:
         """`reference` dies with the last view of the input at `offset`; None if no view is left."""
-        if reference is not None:
+        if reference is not None and offset >= 0:
             self._watched.append((offset, reference))
 
     def lend(self, offset: int) -> None:
@@ -150,6 +172,19 @@ class Batch:
                 return given
         return self._channel.place(buffer)
 
+    def place_device(self, memory: DeviceMemory, stays: bool, holder: str) -> Place:
+        """As `Channel.place_device`; memory that the stub was given stays where it is."""
+        if stays:
+            start, end = memory.address, memory.address + memory.nbytes
+            for address, nbytes, offset in self._inputs:
+                if offset >= DEVICE_BASE and address <= start and end <= address + nbytes:
+                    return Lent(offset + start - address, memory.nbytes, offset)
+            if memory.is_lease:
+                memory.wait()
+                self._leases.append(weakref.ref(memory))
+                return Lent(memory.offset, memory.nbytes, memory.offset)
+        return self._channel.place_device(memory, stays, holder)
+
     def free(self, offsets: Sequence[int]) -> None:
         for room in self._rooms:
             freed = [offset for offset in offsets if offset in room.parts]
@@ -173,6 +208,9 @@ class Batch:
             self._leave_rooms()
         if not (self._inputs or self._leases):
             return held, entries
+        devices = self._channel.devices
+        if devices is not None and any(offset >= DEVICE_BASE for _, _, offset in self._inputs):
+            devices.finish()
         spans = []
         for offset, watch in self._watched:
             memory = watch()
@@ -229,9 +267,15 @@ class Batch:
         for name, datatype, shape, place in outputs:
             if isinstance(place, Lent) and any(at <= place.offset < at + nbytes for at, nbytes in spans):
                 try:
-                    place = self._channel.place(self._channel.arena.view(place.offset, place.nbytes))
+                    place = self._copied(name, place)
                 except ArenaFull as full:
                     self.free(own_offsets([*moved, *outputs[len(moved) :]]))
                     return no_memory(full)
             moved.append((name, datatype, shape, place))
         return (error, moved, parameters)
+
+    def _copied(self, name: str, place: Lent) -> Place:
+        devices = self._channel.devices
+        if place.offset >= DEVICE_BASE and devices is not None:
+            return devices.put(devices.found(OnDevice(place.offset, place.nbytes)), "output '{}'".format(name))
+        return self._channel.place(self._channel.arena.view(place.offset, place.nbytes))

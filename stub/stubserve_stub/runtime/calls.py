@@ -35,12 +35,18 @@ _PYTHONS_WAITS = threading.Condition.wait.__code__.co_filename
 
 
 class OpenCall:
-    """One request under way. `answers` have come and were not taken yet: (response, final)."""
+    """One request under way. `answers` have come and were not taken yet: (response, final).
 
-    __slots__ = ("answers", "blocking", "number", "on_answer", "opened_at", "reads", "waiter")
+    `preferred` is the memory that outputs should be in, as `api.bls` has it.
+    """
 
-    def __init__(self, number: int, blocking: bool, on_answer: Optional[Callable[[], None]]) -> None:
+    __slots__ = ("answers", "blocking", "number", "on_answer", "opened_at", "preferred", "reads", "waiter")
+
+    def __init__(
+        self, number: int, blocking: bool, on_answer: Optional[Callable[[], None]], preferred: Optional[int]
+    ) -> None:
         self.number = number
+        self.preferred = preferred
         self.blocking = blocking
         self.answers: Deque[Tuple[Any, bool]] = collections.deque()
         # Called once, on the thread that has read the first answer
@@ -52,9 +58,14 @@ class OpenCall:
 
 
 class Calls:
-    """All calls of a stub. `decode` makes the model's object of a wire response (None where there is none)."""
+    """All calls of a stub.
 
-    def __init__(self, channel: Channel, decode: Callable[[Channel, Optional[WireResponse]], Any]) -> None:
+    `decode` makes the model's object of a wire response (None where there is none), for the preferred memory of a call.
+    """
+
+    def __init__(
+        self, channel: Channel, decode: Callable[[Channel, Optional[WireResponse], Optional[int]], Any]
+    ) -> None:
         self.channel = channel
         self._decode = decode
         self._open: Dict[int, OpenCall] = {}
@@ -77,10 +88,11 @@ class Calls:
         decoupled: bool,
         request: WireRequest,
         on_answer: Optional[Callable[[], None]] = None,
+        preferred: Optional[int] = None,
     ) -> OpenCall:
         """Sends a request to version `target[1]` (-1 for any) of model `target[0]`. Raises ArenaFull."""
         blocking = on_answer is None and threading.get_ident() == self._main_thread
-        call = OpenCall(next(self._numbers), blocking, on_answer)
+        call = OpenCall(next(self._numbers), blocking, on_answer, preferred)
         self._open[call.number] = call
         try:
             self.channel.send_and_report(
@@ -120,8 +132,8 @@ class Calls:
         """Takes the answers that have come; sleeps until there are some. For the thread with the reader's part."""
         for number, final, response, frees in self.channel.receive_answers():
             self.channel.free(frees)
-            answer = self._decode(self.channel, response)
             call = self._open.pop(number, None) if final else self._open.get(number)
+            answer = self._decode(self.channel, response, None if call is None else call.preferred)
             if call is None:
                 continue
             with self._guard:

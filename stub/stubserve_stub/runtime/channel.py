@@ -24,11 +24,12 @@ from stubserve_stub.runtime.patience import Patience
 from stubserve_stub.wire import layout, messages, strings
 from stubserve_stub.wire.budget import ArenaFull
 from stubserve_stub.wire.messages import Answer, Message, WireResponse
-from stubserve_stub.wire.places import AsList, Place, listed_bytes
+from stubserve_stub.wire.places import DEVICE_BASE, AsList, Place, listed_bytes
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, poke, read_doorbell
 from stubserve_stub.wire.stub_arena import StubArena
 
 if TYPE_CHECKING:
+    from stubserve_stub.runtime.devices import DeviceMemory, Devices
     from stubserve_stub.runtime.region_batch import SlotInputs
 
 # States of the health word, readable by the parent at any time.
@@ -52,6 +53,8 @@ class Channel:
         self._answers = RingReader(segment.ring(layout.ANSWER_RING), self._words, layout.ANSWERS_READ)
         self.memory = OutputMemory(arena)
         self.free = self.memory.free
+        # None on servers without GPUs
+        self.devices: Optional[Devices] = None
         self._log_levels = theirs[layout.LOG_LEVELS : layout.LOG_LEVELS + 1]
         self._patience = Patience(theirs)
         self.sending = threading.RLock()
@@ -122,6 +125,20 @@ class Channel:
             return small
         return self.memory.place(buffer)
 
+    def use_devices(self, devices: Devices) -> None:
+        """Lets tensors lie in memory of GPUs from now on."""
+        self.devices = devices
+        self.memory.free_on_device = devices.free
+
+    def place_device(self, memory: DeviceMemory, stays: bool, holder: str) -> Place:
+        """The place of a copy of memory of a GPU: there if it `stays`, else on the host. Raises ArenaFull, DriverError.
+
+        `holder` is what errors call it.
+        """
+        if stays and self.devices is not None:
+            return self.devices.put(memory, holder)
+        return memory.tobytes() if memory.nbytes <= layout.INLINE_BYTES else self.memory.place_device(memory)
+
     def hold(self, offset: int, memory: Any) -> None:
         """Tells the parent when `memory`, the base of all views of the input at `offset`, is gone."""
 
@@ -154,6 +171,8 @@ class Channel:
             return
         watches = [(offset, tensor._watch()) for offset, tensor in tensors]
         tensors.clear()
+        if self.devices is not None and any(offset >= DEVICE_BASE for offset, _ in watches):
+            self.devices.finish()
         held = []
         for offset, watch in watches:
             memory = None if watch is None else watch()
@@ -228,6 +247,8 @@ class Channel:
             offset = self._released.popleft()
             self.arena.make_read_only(offset)
             offsets.append(offset)
+        if self.devices is not None and any(offset >= DEVICE_BASE for offset in offsets):
+            self.devices.finish()
         return offsets
 
     def _decode_answer(self, data: memoryview, flags: int) -> Answer:

@@ -14,12 +14,13 @@ from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import ArenaFull, bytes_at
 from stubserve_stub.wire.budget import NotGranted
 from stubserve_stub.wire.layout import INLINE_BYTES
-from stubserve_stub.wire.places import InArena, InRegion, Place
+from stubserve_stub.wire.places import DEVICE_BASE, InArena, InRegion, OnDevice, Place
 from stubserve_stub.wire.stub_arena import StubArena
 
 if TYPE_CHECKING:
     # These import msgpack, which is missing where only the public module is wanted.
     from stubserve_stub.runtime.control import Control
+    from stubserve_stub.runtime.devices import DeviceMemory
     from stubserve_stub.wire.messages import WireResponse, WireTensor
 
 # Writes an output, given by name and buffer, and returns its place; None where its client names no region for it, and
@@ -30,11 +31,18 @@ RegionWriter = Callable[[str, Any], Optional[InRegion]]
 class InMessages:
     """Places tensors without an arena: each stays in its message."""
 
+    # As `Channel.devices`
+    devices = None
+
     def place(self, buffer: Any) -> bytes:
         """The bytes of a contiguous buffer, or of a list of strings."""
         if isinstance(buffer, list):
             return strings.join(buffer)
         return buffer if isinstance(buffer, bytes) else buffer.tobytes()
+
+    def place_device(self, memory: DeviceMemory, stays: bool, holder: str) -> bytes:
+        """The bytes of memory of a GPU."""
+        return memory.tobytes()
 
     def free(self, offsets: Sequence[int]) -> None:
         """Does nothing: `place` takes no memory."""
@@ -51,7 +59,7 @@ def no_memory(full: ArenaFull) -> WireResponse:
 
 def own_offsets(outputs: Sequence[WireTensor]) -> List[int]:
     """The offsets of those outputs that lie in memory of this stub's own."""
-    return [place.offset for _, _, _, place in outputs if isinstance(place, InArena)]
+    return [place.offset for _, _, _, place in outputs if isinstance(place, (InArena, OnDevice))]
 
 
 def response_of(
@@ -60,7 +68,7 @@ def response_of(
     placer: Any,
     in_regions: Optional[RegionWriter] = None,
 ) -> WireResponse:
-    """The response with these outputs: name, data type, shape, and a buffer or a list of strings.
+    """The response with these outputs: name, data type, shape, and a buffer, a list of strings, or a place.
 
     `placer` places and frees memory; `in_regions` writes outputs into regions of the client. Where one of the two
     refuses, the response is an error.
@@ -69,7 +77,8 @@ def response_of(
     try:
         for name, datatype, shape, buffer in outputs:
             place: Optional[Place] = None
-            if type(buffer) is bytes and len(buffer) <= INLINE_BYTES:
+            small = type(buffer) is bytes and len(buffer) <= INLINE_BYTES
+            if small or isinstance(buffer, (InArena, InRegion, OnDevice)):
                 place = buffer
             elif in_regions is not None:
                 place = in_regions(name, buffer)
@@ -109,6 +118,8 @@ class OutputMemory:
         # The parts of split blocks: a shared list with their block and the number of its parts that are left
         self._parts: Dict[int, List[int]] = {}
         self._control: Optional[Control] = None
+        # Takes back blocks in pools of GPU memory, by their offsets; there are none before it is set
+        self.free_on_device: Callable[[int], None] = lambda offset: None
         # One thread asks at a time; the answers of the server
         self._asking = threading.Lock()
         self._answers: "queue.SimpleQueue[Dict[str, Any]]" = queue.SimpleQueue()
@@ -134,6 +145,16 @@ class OutputMemory:
         offset = self.reserve(source.nbytes)
         self._arena.view(offset, source.nbytes)[:] = source
         return InArena(offset, source.nbytes)
+
+    def place_device(self, memory: DeviceMemory) -> InArena:
+        """Copies memory of a GPU into the stub's segment. Raises ArenaFull, DriverError."""
+        offset = self.reserve(memory.nbytes)
+        try:
+            memory.copy_to_host(self._arena.address(offset))
+        except BaseException:
+            self.free([offset])
+            raise
+        return InArena(offset, memory.nbytes)
 
     def reserve(self, nbytes: int) -> int:
         """The offset of room in the stub's segment for an output that is still to be written. Raises ArenaFull."""
@@ -184,7 +205,10 @@ class OutputMemory:
                     shared[1] = left
                     if left:
                         continue
-            self._allocator.free(offset)
+            if offset >= DEVICE_BASE:
+                self.free_on_device(offset)
+            else:
+                self._allocator.free(offset)
 
     def _get(self, missing: int) -> None:
         """Asks for a larger grant, or frees warm memory. Raises ArenaFull.

@@ -54,6 +54,11 @@ def run(arena: int, control: int, *doorbells: int) -> NoReturn:
     backend = find(boot["backend"])
     channel = Channel(StubArena(arena, boot["arena"], boot["segment"], Grant()), *doorbells)
     channel.memory.connect(line)
+    if "devices" in boot:
+        from stubserve_stub.runtime.devices import Devices  # not at the top: only servers with GPUs need it
+
+        os.set_inheritable(boot["devices"]["line"], False)
+        channel.use_devices(Devices(boot["devices"], line))
     host = Host(boot["instance"], channel, line, boot["settings"], boot.get("check_outputs", "never"))
     _connect_breakpoints(host, boot.get("terminal", False))
     try:

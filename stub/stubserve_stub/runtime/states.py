@@ -248,6 +248,11 @@ class StateUpdate:
         self.tensors = tensors
         self.last = last
 
+    @property
+    def outputs(self) -> Sequence[str]:
+        """The names of the outputs that are states."""
+        return self._states.outputs
+
     def keep(self, answered: Mapping[str, Answered], placer: Any, partly: bool = False) -> None:
         """Takes the new states out of the model's answer, by name; others stay as they are.
 

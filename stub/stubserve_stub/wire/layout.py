@@ -13,7 +13,7 @@ native 64-bit words, because the arena never leaves the machine.
 
 from __future__ import annotations
 
-WIRE_VERSION = 9
+WIRE_VERSION = 10
 
 PAGE = 4096
 

@@ -47,7 +47,8 @@ that wait for them read it while the main thread is in `execute`::
 A message that is too long for a record lies in the arena. Its record is marked SPILLED, and has its place.
 
 Times are CLOCK_MONOTONIC nanoseconds, the same clock for all processes of a machine. `parameters` is a dict or None,
-`requested_outputs` a list of names or None for all.
+`requested_outputs` a list of names or None for all. It is a dict where outputs may stay in memory of a GPU: the values
+say of each name whether it may. In a CALL an empty dict means that all outputs may.
 
 Off the hot path there is the control socket. Its messages are dicts with a "kind", each behind its length (4 bytes,
 network order).
@@ -56,7 +57,7 @@ network order).
 from __future__ import annotations
 
 import struct
-from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Collection, Dict, Iterable, Optional, Sequence, Tuple, Union
 
 import msgpack
 
@@ -86,7 +87,9 @@ RESCHEDULED = 1
 WireTensor = Tuple[str, int, Sequence[int], Place]
 WireTrace = Optional[Tuple[int, Optional[str]]]
 # Received options are a plain tuple.
-WireRequest = Tuple[str, RequestOptions, WireTrace, Optional[Sequence[str]], Sequence[WireTensor]]
+# A list, or a dict of names
+Requested = Optional[Collection[str]]
+WireRequest = Tuple[str, RequestOptions, WireTrace, Requested, Sequence[WireTensor]]
 WireResponse = Tuple[Optional[Tuple[str, int]], Sequence[WireTensor], Optional[Dict[str, Any]]]
 # Slot, name, region, offset in it, size
 RegionOutput = Tuple[int, str, int, int, int]

@@ -9,10 +9,14 @@ an object and without a tag. Every other place is a tuple that begins with its t
     Lent      (3, offset, nbytes, within)   stub ▶ parent     memory that the stub was given, as the input or answer
                                                               that begins at `within`
     InRegion  (4, region, offset, nbytes)                     inside a client's own memory, registered under a number
+    OnDevice  (5, offset, nbytes, shared)                     in a pool of a GPU's memory; `shared` (1, else 0): nobody
+                                                              writes
     AsList    (7, elements)                                   no place: strings one by one (`listed_bytes`)
     Zeros     (8, nbytes)             parent ▶ stub     no place: what an empty slot of a batch is given (`zeros`)
 
-Offsets and sizes are bytes, from the beginning of the arena or of the region.
+Offsets and sizes are bytes, from the beginning of the arena or of the region. Behind all of the arena each pool of a
+GPU's memory has POOL_SPAN offsets of its own. So an offset tells memory of the host from memory of a GPU, and frees,
+held inputs and lent memory need no other form for GPUs.
 """
 
 from __future__ import annotations
@@ -28,8 +32,14 @@ ARENA = 1
 SHARED = 2
 LENT = 3
 REGION = 4
+DEVICE = 5
 LIST = 7
 ZEROS = 8
+
+# The offsets of pools: of number n from DEVICE_BASE + n * POOL_SPAN on. Offsets of regions begin at 1 << 62.
+DEVICE_BASE = 1 << 61
+POOL_SPAN = 1 << 39
+POOLS = DEVICE_BASE // POOL_SPAN
 
 
 class _ArenaFields(NamedTuple):
@@ -50,6 +60,13 @@ class _RegionFields(NamedTuple):
     region: int
     offset: int
     nbytes: int
+
+
+class _DeviceFields(NamedTuple):
+    tag: int
+    offset: int
+    nbytes: int
+    shared: int
 
 
 class _ListFields(NamedTuple):
@@ -98,6 +115,15 @@ class InRegion(_RegionFields):
         return super().__new__(cls, REGION, region, offset, nbytes)
 
 
+class OnDevice(_DeviceFields):
+    """Memory of a GPU, in the pool of a stub. Where it is `shared`, a model that looks at it gets a copy."""
+
+    __slots__ = ()
+
+    def __new__(cls, offset: int, nbytes: int, shared: int = 0) -> OnDevice:
+        return super().__new__(cls, DEVICE, offset, nbytes, shared)
+
+
 class AsList(_ListFields):
     """The elements of a tensor of BYTES."""
 
@@ -120,7 +146,7 @@ class Zeros(_ZerosFields):
         return super().__new__(cls, ZEROS, nbytes)
 
 
-Place = Union[bytes, InArena, Shared, Lent, InRegion, AsList, Zeros]
+Place = Union[bytes, InArena, Shared, Lent, InRegion, OnDevice, AsList, Zeros]
 
 # By the tag and the types of all fields, because a message may hold anything
 _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
@@ -128,6 +154,7 @@ _CLASSES: Dict[Tuple[int, Tuple[type, ...]], Type[Any]] = {
     (SHARED, (int,) * 3): Shared,
     (LENT, (int,) * 4): Lent,
     (REGION, (int,) * 4): InRegion,
+    (DEVICE, (int,) * 4): OnDevice,
     (LIST, (int, tuple)): AsList,
     (ZEROS, (int, int)): Zeros,
 }
@@ -170,6 +197,8 @@ def refusal(place: Place) -> str:
     """Why memory of this kind cannot be used here, as a text for people; empty if it can."""
     if isinstance(place, InRegion):
         return f"lies in a client's shared memory (region {place.region}), of which nobody has told"
+    if isinstance(place, OnDevice):
+        return "lies in memory of a GPU, which cannot be read here"
     if isinstance(place, AsList):
         return "is a list of strings, which only a tensor of BYTES may be"
     if isinstance(place, Zeros):

@@ -206,7 +206,10 @@ def test_host_memory_of_cuda_is_cpu_memory() -> None:
 @pytest.mark.parametrize(
     ("device", "text"),
     [
-        (dlpack.CUDA, "The DLPack tensor is in GPU memory, which this release of stubserve does not take yet"),
+        (
+            dlpack.CUDA,
+            "The DLPack tensor is in GPU memory, and the server has no GPU for its models: copy it to the CPU",
+        ),
         (10, "DLDevice type 10 is not support by Python backend."),
     ],
 )

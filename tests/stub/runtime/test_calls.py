@@ -79,7 +79,7 @@ def channel() -> Iterator[Channel]:
 
 @pytest.fixture
 def calls(channel: Channel) -> Calls:
-    return Calls(channel, lambda _, response: response)  # type: ignore[arg-type]
+    return Calls(channel, lambda _, response, __: response)  # type: ignore[arg-type]
 
 
 def answered(number: int, text: Any, final: bool = True, frees: Any = ()) -> Any:

@@ -150,7 +150,7 @@ def test_what_a_long_message_is_made_in_is_let_go_of() -> None:
 
 
 def test_the_version_of_this_format() -> None:
-    assert layout.WIRE_VERSION == 9
+    assert layout.WIRE_VERSION == 10
 
 
 def test_nothing_is_left_out() -> None:

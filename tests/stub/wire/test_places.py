@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from stubserve_stub.wire import messages, places, strings
 from stubserve_stub.wire.layout import INLINE_BYTES, LISTED_STRINGS
-from stubserve_stub.wire.places import AsList, InArena, InRegion, Lent, Place, Shared, Zeros
+from stubserve_stub.wire.places import DEVICE_BASE, AsList, InArena, InRegion, Lent, OnDevice, Place, Shared, Zeros
 
 # The format, to the byte: whoever changes one of these changes WIRE_VERSION as well.
 GOLDEN: list[tuple[Place, str]] = [
@@ -18,6 +18,7 @@ GOLDEN: list[tuple[Place, str]] = [
     (Shared(4096, 1025), "9302cd1000cd0401"),
     (Lent(4160, 1025, 4096), "9403cd1040cd0401cd1000"),
     (InRegion(7, 64, 1025), "94040740cd0401"),
+    (OnDevice(DEVICE_BASE + 256, 1025, 1), "9405cf2000000000000100cd040101"),
     (AsList((b"a", b"\xff\0", b"")), "920793c40161c402ff00c400"),
     (Zeros(1025), "9208cd0401"),
 ]

@@ -11,12 +11,13 @@ import json
 import os
 import threading
 import weakref
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from stubserve_stub.api import bls, logger, metrics, questions, utils
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
+from stubserve_stub.api.tensors import use_devices
 from stubserve_stub.backends.base import Backend, InstanceSetup, ModelFiles
 from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.forks import Forks
@@ -31,6 +32,12 @@ from stubserve_stub.wire import codes
 from stubserve_stub.wire.messages import Entry
 
 
+def takes_devices(config: Mapping[str, Any]) -> bool:
+    """Whether a model is given inputs in memory of a GPU as they are; by default it gets copies on the host."""
+    force = (config.get("parameters") or {}).get("FORCE_CPU_ONLY_INPUT_TENSORS") or {}
+    return bool(force.get("string_value") == "no")
+
+
 class PythonBackend(Backend):
     _model: Model
     _senders: Senders
@@ -39,6 +46,8 @@ class PythonBackend(Backend):
     _check: Optional[OutputCheck] = None
     # None without implicit state
     _states: Optional[States] = None
+    # Whether inputs in memory of a GPU stay there
+    _takes_devices = False
 
     def initialize(self, host: Host) -> None:
         super().initialize(host)
@@ -66,9 +75,15 @@ class PythonBackend(Backend):
         metrics.connect(asked)
         # First, because the model may change the arguments.
         self._check_outputs(instance)
-        self._states = keep_states(
-            json.loads(instance.arguments["model_config"]), instance.arguments["model_repository"], host
-        )
+        config = json.loads(instance.arguments["model_config"])
+        self._states = keep_states(config, instance.arguments["model_repository"], host)
+        self._takes_devices = takes_devices(config)
+        if host.channel.devices is not None:
+            from stubserve_stub.api import device_tensors  # not at the top: only servers with GPUs need it
+
+            use_devices(device_tensors.from_dlpack)
+            if instance.arguments["model_instance_kind"] == "GPU":
+                host.channel.devices.home = int(instance.arguments["model_instance_device_id"])
         self._model.initialize(instance.arguments)
         self.checks_readiness = self._model.checks_readiness
         host.channel.on_poke = self._report_dropped
@@ -96,7 +111,8 @@ class PythonBackend(Backend):
     # Batches
 
     def execute(self, batch: Batch) -> Sequence[Entry]:
-        received = ModelBatch(batch, self._senders, list(self._instance.outputs), self._states)
+        outputs = list(self._instance.outputs)
+        received = ModelBatch(batch, self._senders, outputs, self._states, self._takes_devices)
         self._current = received
         # After `_current` is set: `cancel` may run at any moment, and has told the batch first.
         if batch.cancelled:

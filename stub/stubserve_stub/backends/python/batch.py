@@ -23,16 +23,25 @@ from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.states import States, StateUpdate
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.messages import Entry, WireRequest
-from stubserve_stub.wire.places import LIST, ZEROS
+from stubserve_stub.wire.places import DEVICE, LIST, ZEROS
 
 
 class ModelBatch:
-    """The requests of one batch as the model's objects. Raises Refusal for a request that Python cannot represent."""
+    """The requests of one batch as the model's objects. Raises Refusal for a request that Python cannot represent.
+
+    With `takes_devices` inputs in memory of a GPU stay there.
+    """
 
     def __init__(
-        self, batch: Batch, senders: Senders, output_names: List[str], states: Optional[States] = None
+        self,
+        batch: Batch,
+        senders: Senders,
+        output_names: List[str],
+        states: Optional[States] = None,
+        takes_devices: bool = False,
     ) -> None:
         self._batch = batch
+        self._takes_devices = takes_devices
         self._senders = senders
         self.number = batch.number
         # Inputs in the arena: offset and tensor of each
@@ -66,6 +75,9 @@ class ModelBatch:
             if data[0] == ZEROS:
                 inputs.append(Tensor._of_zeros(name, datatype, shape, data[1]))  # type: ignore[arg-type]
                 continue
+            if data[0] == DEVICE and self._takes_devices:
+                inputs.append(self._on_device(name, datatype, shape, data))
+                continue
             offset, view = self._batch.input(name, data)
             tensor = Tensor._received(name, datatype, shape, None, view)
             self._tensors.append((offset, tensor))
@@ -81,6 +93,15 @@ class ModelBatch:
             self.create_sender,
         )
         return request
+
+    def _on_device(self, name: str, datatype: int, shape: Sequence[int], data: Any) -> Tensor:
+        from stubserve_stub.api.device_tensors import DeviceTensor  # not at the top: only servers with GPUs need it
+
+        memory = self._batch.device_input(name, data)
+        tensor = DeviceTensor(name, datatype, shape, memory, self._senders.channel.devices)
+        if memory.offset >= 0:
+            self._tensors.append((memory.offset, tensor))
+        return tensor
 
     def create_sender(self, request: InferenceRequest) -> InferenceResponseSender:
         """The sender of one of these requests; a closed one if the request has been answered."""

@@ -97,7 +97,8 @@ class Forks:
 
     def _execute(self, target: bls.Target, request: bls.Request, decoupled: bool) -> Any:
         """As `bls.execute`, through the parent of this process; an iterator has all of its responses at once."""
-        *head, names, tensors = request
+        # Answers come as bytes, whatever memory the request prefers.
+        *head, names, tensors, _ = request
         inputs = [_wire_input(tensor) for tensor in tensors]
         answer = None
         if self._forker is not None:
@@ -124,7 +125,7 @@ def _answer(target: bls.Target, request: Any, decoupled: bool) -> Tuple[Optional
     id, options, trace, names, tensors = request
     inputs = [Tensor._received(name, datatype, shape, data, None) for name, datatype, shape, data in tensors]
     try:
-        answer = bls.execute(target, (id, RequestOptions(*options), trace, names, inputs), decoupled)
+        answer = bls.execute(target, (id, RequestOptions(*options), trace, names, inputs, bls.ON_HOST), decoupled)
         return None, [_wire(response) for response in (answer if decoupled else (answer,))]
     except TritonModelException as refused:
         return str(refused), ()

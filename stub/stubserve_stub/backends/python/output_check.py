@@ -9,7 +9,7 @@ an error.
 from __future__ import annotations
 
 import json
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Collection, Dict, List, Optional, Set, Tuple
 
 from stubserve_stub.api.exceptions import TritonError
 from stubserve_stub.api.responses import InferenceResponse
@@ -46,7 +46,7 @@ class OutputCheck:
         self._states = {state["output_name"] for state in parsed.get("sequence_batching", {}).get("state", ())}
 
     def look(
-        self, response: Optional[InferenceResponse], requested: Sequence[str], rows: Optional[int]
+        self, response: Optional[InferenceResponse], requested: Collection[str], rows: Optional[int]
     ) -> Optional[InferenceResponse]:
         """Checks an answer with all of the model's outputs, and returns the answer that its client gets.
 
@@ -69,7 +69,7 @@ class OutputCheck:
         return f"model '{self._model}': output '{name}' {what}"
 
     def _problems(
-        self, response: InferenceResponse, requested: Sequence[str], rows: Optional[int]
+        self, response: InferenceResponse, requested: Collection[str], rows: Optional[int]
     ) -> List[Tuple[str, str, str]]:
         """The mistakes of an answer: for each the output's name, the kind of mistake, and the text."""
         found: List[Tuple[str, str, str]] = []

@@ -9,7 +9,7 @@ sent, unless they are an input.
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Collection, Dict, List, Mapping, Sequence
 
 from stubserve_stub.api.bytes_tensor import object_array
 from stubserve_stub.backends.gather import Gathered
@@ -83,7 +83,7 @@ class TorchExecution:
             memory = memory.copy()
         return self._tensors.over(memory, view.datatype, view.shape)
 
-    def _results(self, names: Sequence[str], value: Any) -> Dict[str, NativeOutput]:
+    def _results(self, names: Collection[str], value: Any) -> Dict[str, NativeOutput]:
         if isinstance(value, dict):
             return {name: self._output(name, _by_key(name, value)) for name in names}
         # A list of strings is one result, a list of anything else is several.

@@ -38,7 +38,7 @@ class Calls:
     def __init__(self) -> None:
         self.channel = Channel()
 
-    def open(self, target: Any, decoupled: bool, request: Any, on_answer: Any = None) -> Any:
+    def open(self, target: Any, decoupled: bool, request: Any, on_answer: Any = None, preferred: Any = None) -> Any:
         assert os.getpid() == PID, "a copy of the rings is used"
         *_, names, inputs = request
         (_, _, _, data) = inputs[0]

@@ -297,7 +297,7 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     entry(cuStreamCreate, 2000) entry(cuStreamDestroy, 4000) entry(cuStreamSynchronize, 2000)                \
     entry(cuStreamWaitEvent, 3020) entry(cuEventCreate, 2000) entry(cuEventDestroy, 4000)                    \
     entry(cuEventRecord, 2000) entry(cuEventQuery, 2000) entry(cuEventSynchronize, 2000)                     \
-    entry(cuEventElapsedTime, 2000) entry(cuMemcpyHtoDAsync, 3020) entry(cuMemcpyDtoHAsync, 3020)            \
+    entry(cuEventElapsedTime, 2000) entry(cuCtxSynchronize, 2000) entry(cuMemcpyHtoDAsync, 3020) entry(cuMemcpyDtoHAsync, 3020)            \
     entry(cuMemcpyDtoDAsync, 3020) entry(cuMemcpyPeerAsync, 4000)
 
 #ifndef WITH_CUDA_HEADER

@@ -238,6 +238,16 @@ CUresult cuStreamSynchronize(CUstream stream) {
     return leave(result ? result : wait_for(stream, stream->device, NULL, 0));
 }
 
+/* Waits for every stream of the device. */
+CUresult cuCtxSynchronize(void) {
+    int device;
+    CUresult result = enter_context("cuCtxSynchronize", &device);
+    if (!result) begin();
+    for (CUstream one = streams; one && !result; one = one->next)
+        if (one->device == device && one->first) result = wait_for(one, device, NULL, 0);
+    return leave(result);
+}
+
 /* ---- Events ---- */
 
 CUresult cuEventCreate(CUevent *event, unsigned int flags) {

@@ -1,0 +1,72 @@
+"""The GPUs that this process works with: each is opened once, when it is first needed, with one stream for our copies.
+
+The driver and the contexts belong to the process, and so does this module's list of them. A model's framework uses the
+same contexts. A process without a tensor in memory of a GPU loads no driver.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Dict, Optional, Set
+
+from stubserve_stub.device.cuda import Cuda, Device
+
+_guard = threading.RLock()
+_driver: Optional[Cuda] = None
+_open: "Dict[int, Gpu]" = {}
+
+
+class Gpu:
+    """One device. Copies are added to `stream`, which any thread may use."""
+
+    def __init__(self, driver: Cuda, number: int) -> None:
+        self.number = number
+        self.device: Device = driver.open(number)
+        self.stream = self.device.stream()
+
+    def fill(self, address: int, source: int, nbytes: int, of: "Gpu") -> None:
+        """Copies memory of a device to this one, and waits for the end."""
+        if of is self:
+            self.stream.copy(address, source, nbytes)
+        else:
+            self.stream.copy_from(of.device, address, source, nbytes)
+        self.stream.synchronize()
+
+    def fill_from_host(self, address: int, host: int, nbytes: int) -> None:
+        self.stream.copy_up(address, host, nbytes)
+        self.stream.synchronize()
+
+    def copy_to_host(self, host: int, source: int, nbytes: int) -> None:
+        self.stream.copy_down(host, source, nbytes)
+        self.stream.synchronize()
+
+
+def driver() -> Cuda:
+    """Raises NoDriver."""
+    global _driver
+    with _guard:
+        if _driver is None:
+            _driver = Cuda()
+        return _driver
+
+
+def gpu(number: int) -> Gpu:
+    """The device of this number. Raises DriverError."""
+    found = _open.get(number)
+    if found is None:
+        with _guard:
+            found = _open.get(number)
+            if found is None:
+                found = _open[number] = Gpu(driver(), number)
+    return found
+
+
+def peers_of(number: int) -> Set[int]:
+    """The other opened devices that can read and write this one's memory."""
+    return {other for other in list(_open) if other != number and driver().can_access(other, number)}
+
+
+def finish_all() -> None:
+    """Waits for all work of this process on all devices that it works with. Raises what went wrong with it."""
+    for one in list(_open.values()):
+        one.device.synchronize()
