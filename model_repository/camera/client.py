@@ -91,7 +91,9 @@ def main() -> None:
     parser.add_argument("source", nargs="?", help="an address that the model takes (default: the made clip)")
     parser.add_argument("--video", type=Path, metavar="FILE.mp4", help="write what is seen, with boxes")
     parser.add_argument("--picture", type=Path, metavar="FILE.jpg", help="write one frame of it")
-    parser.add_argument("--at", type=float, default=3.0, metavar="S", help="the frame at this time (default: %(default)s)")
+    parser.add_argument(
+        "--at", type=float, default=3.0, metavar="S", help="the frame at this time (default: %(default)s)"
+    )
     parser.add_argument(
         "--url", default="localhost:8000", help="HOST:PORT of the server's HTTP side (default: %(default)s)"
     )

@@ -24,10 +24,9 @@ import pytest
 import tritonclient.http as triton
 
 from stubserve.checking.repository import check_repositories
+from tests.examples import REPOSITORY, ROOT, fetch
 from tests.real_server import PATIENCE_S, Serving
 
-ROOT = Path(__file__).parents[2]
-REPOSITORY = ROOT / "model_repository"
 DOCS = (ROOT / "docs" / "examples.md").read_text()
 
 # A page takes seconds of a processor.
@@ -45,10 +44,7 @@ PATIENT = {"connection_timeout": 150.0, "network_timeout": 150.0}
 @pytest.fixture(scope="module")
 def fetched() -> None:
     """All files of the examples."""
-    command = [sys.executable, "-m", "stubserve", "fetch", str(REPOSITORY)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"the examples' files cannot be fetched: {done.stderr}")
+    fetch()
 
 
 def serving(*models: str) -> Serving:

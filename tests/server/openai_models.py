@@ -147,6 +147,12 @@ def write_words(repository: Path, name: str, inputs: str, more: str = "", text: 
     return write_model(repository, name, source, f'backend: "python"\n{inputs}{OUTPUT}\n{DECOUPLED}\n{more}')
 
 
+def write_objects(repository: Path) -> Path:
+    """A model that answers OpenAI's objects."""
+    tensors = text_input("openai_request") + OUTPUT.replace("text_output", "openai_response")
+    return write_model(repository, "objects", OBJECTS, f'backend: "python"\n{tensors}\n{DECOUPLED}')
+
+
 def write_models(repository: Path) -> None:
     text = text_input("text_input")
     write_words(
@@ -170,8 +176,7 @@ def write_models(repository: Path) -> None:
         + text_input("sampling_parameters", optional=True)
         + "".join(text_input(name, "BOOL", optional=True) for name in vllm),
     )
-    objects = text_input("openai_request") + OUTPUT.replace("text_output", "openai_response")
-    write_model(repository, "objects", OBJECTS, f'backend: "python"\n{objects}\n{DECOUPLED}')
+    write_objects(repository)
     write_model(repository, "rows", EMBEDDER, f"{EMBEDDER_CONFIG}max_batch_size: 4\n")
     write_model(repository, "single", EMBEDDER, EMBEDDER_CONFIG)
     write_model(repository, "whole", WHOLE, f'backend: "python"\nmax_batch_size: 8\n{text}{OUTPUT}')

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 from tests.real_server import PATIENCE_S, Answer, Serving, eventually
-from tests.server.openai_models import write_models, write_words
+from tests.server.openai_models import write_models, write_objects, write_words
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 TEXT_INPUT = 'input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]\n'
+TIMES = ("time_to_first_token", "inter_token_latency", "e2e_request_latency")
 PENDING = 'nv_inference_pending_request_count{model="words",version="1"}'
 NO_CHAT = (
     "model 'words' does not serve chat: it takes a plain text; give it an input 'messages' or 'openai_request', or set "
@@ -179,29 +180,6 @@ def test_no_usage_where_the_model_tells_none(serving: Serving) -> None:
     assert completion(serving, "bytes")["usage"] is None
     body = {"model": "words", "prompt": "bytes", "stream": True, "stream_options": {"include_usage": True}}
     assert streamed(ask(serving, COMPLETIONS, body))[-1]["usage"] is None
-
-
-def test_tokens_are_counted(tmp_path: Path) -> None:
-    write_models(tmp_path)
-    with Serving(tmp_path, "--openai") as server:
-        server.wait_until_ready()
-
-        def counted() -> dict[str, str]:
-            pattern = r'^stubserve_(\w+)_tokens_total\{model="(\w+)",version="1"\} (\d+)$'
-            found = re.findall(pattern, server.metrics().body.decode(), re.MULTILINE)
-            return {f"{model} {kind}": number for kind, model, number in found}
-
-        assert counted() == {}
-        completion(server, "one two three", n=2)
-        body = {"model": "words", "prompt": "one two", "stream": True}
-        streamed(ask(server, COMPLETIONS, body))
-        ask(server, CHAT, {"model": "objects", "messages": user(json.dumps(CALL))})
-        assert counted() == {
-            "words prompt": "8",
-            "words generation": "8",
-            "objects prompt": "1",
-            "objects generation": "2",
-        }
 
 
 def test_large_texts(serving: Serving) -> None:
@@ -537,6 +515,39 @@ def test_a_stub_that_dies_ends_its_streams(tmp_path: Path) -> None:
         assert "SIGKILL" in error["message"]
         (folder / "1" / "go").unlink()
         assert texts(completion(server, "back again")) == ["back again"]
+
+
+def test_metrics_have_the_names_of_vllm(tmp_path: Path) -> None:
+    write_words(tmp_path, "words", TEXT_INPUT)
+    write_objects(tmp_path)
+    cached = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+    pieces = [{"choices": [{"text": "a"}]}, {"choices": [{"text": ""}]}, {"choices": [], "usage": cached}]
+    with Serving(tmp_path, "--openai") as server:
+        server.wait_until_ready()
+        completion(server, "one two three", n=2)
+        streamed(ask(server, COMPLETIONS, {"model": "words", "prompt": "one two", "stream": True}))
+        completion(server, json.dumps(pieces), "objects")
+        text = server.metrics().body.decode()
+        rows = {row["name"]: row["tokens"] for row in server.metrics("/status.json").json()["models"]}
+    labels = '{model_name="words",version="1"}'
+    found = dict(re.findall(r"^(vllm:\S+) (\S+)$", text, re.MULTILINE))
+    assert {name.removesuffix(labels): value for name, value in found.items() if name.endswith(labels)} == {
+        "vllm:prompt_tokens_total": "8",
+        "vllm:generation_tokens_total": "8",
+        "vllm:num_requests_running": "0",
+        "vllm:num_requests_waiting": "0",
+        **{f"vllm:{name}_seconds_sum": found[f"vllm:{name}_seconds_sum{labels}"] for name in TIMES},
+        "vllm:time_to_first_token_seconds_count": "3",
+        "vllm:inter_token_latency_seconds_count": "5",
+        "vllm:e2e_request_latency_seconds_count": "3",
+    }
+    labels = labels.replace("words", "objects")
+    assert found[f"vllm:prefix_cache_hits_total{labels}"] == "4"
+    assert found[f"vllm:prefix_cache_queries_total{labels}"] == "7"
+    assert found[f"vllm:time_to_first_token_seconds_count{labels}"] == "1"
+    assert found[f"vllm:inter_token_latency_seconds_count{labels}"] == "0"
+    assert (rows["words"]["prompt"], rows["words"]["generation"], rows["words"]["cached"]) == (8, 8, None)
+    assert rows["objects"]["cached"] == 4
 
 
 def test_tokens(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from stubserve.inference.long_work import LongWork
+from stubserve.inference.tokens import Tokens
 from stubserve.instances.stub_process import own_memory
 from stubserve.memory.server_memory import Memory
 from stubserve.observability.logs import LastErrors
@@ -115,5 +116,15 @@ def _row(entry: ModelEntry, version: VersionEntry) -> dict[str, Any]:
         "queued": model.queued,
         "under_way": model.under_way,
         "load_s": model.load_seconds,
+        "tokens": _tokens_row(statistics.tokens),
         "instances": instances,
     }
+
+
+def _tokens_row(tokens: Tokens | None) -> dict[str, Any] | None:
+    """Numbers of tokens, and the mean times in seconds; None for a model that told none."""
+    if tokens is None or not (sum(tokens.first.counts) or tokens.prompt):
+        return None
+    times = {name: getattr(tokens, name) for name in ("first", "between")}
+    means = {f"{name}_s": one.total / count for name, one in times.items() if (count := sum(one.counts))}
+    return {"prompt": tokens.prompt, "generation": tokens.generation, "cached": tokens.cached, **means}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stubserve_stub.backends.llamacpp import options as llamacpp_options
 from stubserve_stub.backends.loading import TensorInfo, dims_of, lacks
 from stubserve_stub.backends.onnxruntime import file as onnx_file
 from stubserve_stub.backends.onnxruntime.contract import Contract, needs_completion, validate
@@ -157,6 +158,14 @@ def check_tracking(config: dict[str, Any]) -> object:
     return tracking_options.options_of(completed)
 
 
+def llamacpp_problems(config: Any, version_dir: Path) -> Iterator[FileProblem]:
+    """What is wrong with the GGUF file of a version."""
+    try:
+        llamacpp_options.find_file(str(version_dir), to_json_dict(config))
+    except Refusal as refusal:
+        yield FileProblem(version_dir, str(refusal))
+
+
 @dataclass(frozen=True)
 class FileCheck:
     """The check of one backend. `package` is its package, `extra` the name for that in `pip install stubserve[extra]`.
@@ -185,6 +194,7 @@ FILE_CHECKS = {
         "onnxruntime", "onnxruntime", lambda config: options_of(config, {}, _ALL_PROVIDERS), onnx_problems
     ),
     "pytorch": FileCheck("torch", "pytorch", torch_options.options_of, torch_problems),
+    "llamacpp": FileCheck("xllamacpp", "llamacpp", llamacpp_options.validate, llamacpp_problems),
     "tracking": FileCheck("scipy", "tracking", check_tracking),
     "video": FileCheck("av", "video", video_options.validate),
 }

@@ -20,6 +20,7 @@ from stubserve.inference.request import (
     Request,
     Response,
 )
+from stubserve.inference.tokens import Tokens
 
 # Outcomes as the failure metric's `reason` label spells them.
 FAILURE_REASONS = {REJECTED: "REJECTED", CANCELLED: "CANCELED", BACKEND_FAILURE: "BACKEND", OTHER_FAILURE: "OTHER"}
@@ -98,20 +99,12 @@ class ModelStatistics:
         self.cache_hit_ns = 0
         self.cache_miss_count = 0
         self.cache_miss_ns = 0
-        # Tokens of prompts and of answers, which models tell OpenAI's routes; whether this model has told any
-        self.tells_tokens = False
-        self.prompt_tokens = 0
-        self.generation_tokens = 0
+        # Only for a model that OpenAI's routes can serve
+        self.tokens: Tokens | None = None
         # Only for a decoupled model: responses by their place in the answer to one request
         self.responses: list[_Responses] = []
         self.execution_count = 0
         self.executions: dict[int, _Executions] = {}
-
-    def record_tokens(self, prompt: int, generation: int) -> None:
-        """Counts tokens that the model has told."""
-        self.tells_tokens = True
-        self.prompt_tokens += max(prompt, 0)
-        self.generation_tokens += max(generation, 0)
 
     def record_batch(
         self, requests: Sequence[Request], empty: int = 0, took_ns: tuple[int, int, int] | None = None

@@ -25,6 +25,7 @@ from typing import Any
 
 from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
 from stubserve.inference.served_model import ServedModel
+from stubserve.inference.tokens import Tokens
 from stubserve.inference.trace import ModelTracing
 from stubserve.instances.death import RestartPolicy
 from stubserve.instances.instance import Instance, InstanceState
@@ -36,6 +37,7 @@ from stubserve.loading.identity import digest_of, identity_of
 from stubserve.loading.launchers import Launchers
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances
+from stubserve.model_config.openai_routes import openai_use
 from stubserve.model_config.render import conclude_auto_complete, render_json
 from stubserve.model_config.validate import validate
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
@@ -113,6 +115,7 @@ class Loader:
             ensemble = await start_ensemble(candidate, version, services.models, self._settings.max_queue_size)
             ensemble.tracing = self._tracing(ensemble.name)
             ensemble.latencies = self._latencies(config)
+            ensemble.statistics.tokens = _tokens(config)
             if self._cache is not None and self._cache.is_shared:
                 members = b"".join([one.identity for one in ensemble.members.values()])
                 ensemble.identity = identity_of(config, version, members)
@@ -142,6 +145,7 @@ class Loader:
             model.signature.labels = labels
             model.tracing = self._tracing(name)
             model.latencies = self._latencies(config)
+            model.statistics.tokens = _tokens(config)
             if files:
                 model.identity = identity_of(config, version, files)
             self._use_cache(model)
@@ -323,3 +327,9 @@ async def _differs(model: InstanceModel, launcher: Launcher, instance: str) -> b
         instance,
     )
     return True
+
+
+def _tokens(config: Any) -> Tokens | None:
+    """The counts of tokens of a model that OpenAI's routes can serve, whether they are on or not."""
+    use = openai_use(config)
+    return Tokens() if use.chat or use.completions or use.embeddings else None

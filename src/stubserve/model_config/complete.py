@@ -56,6 +56,7 @@ _FORMATS = (
     _Format("pytorch", "model.pt", _LIBTORCH, "file"),
     _Format("pytorch", "model.pt2", "torch_aoti", "file"),
     _Format("python", "model.py", "", "any"),
+    _Format("llamacpp", "model.gguf", "", "file"),  # stubserve's own
 )
 
 

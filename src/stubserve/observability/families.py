@@ -1,6 +1,7 @@
 """The server's own families of metrics: their kinds and help texts.
 
-A family is a line and the indented lines after it. Those named `nv_` are upstream's, with its texts.
+A family is a line and the indented lines after it. Those named `nv_` are upstream's, with its texts. Those named
+`vllm:` have the names and meanings of vLLM's, because gateways and dashboards for language models look for these.
 """
 
 from __future__ import annotations
@@ -60,8 +61,15 @@ gauge stubserve_instance_batches: Batches that an instance's stub has, executing
 gauge stubserve_instance_requests: Requests that an instance's stub has, those included that it answers later
 gauge stubserve_instance_executing_seconds: How long an instance has been executing the batch that it executes now
 counter stubserve_instance_restarts_total: How often an instance's stub was started again after it had died
-counter stubserve_prompt_tokens_total: Tokens of prompts, as the model tells them to OpenAI's routes (--openai)
-counter stubserve_generation_tokens_total: Tokens of answers, as the model tells them to OpenAI's routes
+counter vllm:prompt_tokens_total: Tokens of prompts, as the model tells them to OpenAI's routes (--openai)
+counter vllm:generation_tokens_total: Tokens of answers, as the model tells them to OpenAI's routes
+counter vllm:prefix_cache_queries_total: Tokens of prompts whose model tells how many of them it had computed before
+counter vllm:prefix_cache_hits_total: Tokens of prompts that the model had computed before
+gauge vllm:num_requests_running: Requests that a model's instances have, of a model that OpenAI's routes can serve
+gauge vllm:num_requests_waiting: Requests that wait for an instance
+histogram vllm:time_to_first_token_seconds: Time from a request to OpenAI's routes to the first text of its answer
+histogram vllm:inter_token_latency_seconds: Time from one piece of an answer to the next
+histogram vllm:e2e_request_latency_seconds: Time from a request to the end of its answer
 gauge stubserve_arena_limit_bytes: Shared memory that may be committed (--shm-limit)
 gauge stubserve_arena_committed_bytes: Shared memory that is committed, by who holds it: requests (tensors of clients),
     heap (texts and bodies, which are counted with it), stubs (outputs of models)
@@ -80,7 +88,7 @@ counter stubserve_token_file_failures_total: How often it has changed and could 
 # Name -> (kind, text)
 FAMILIES = {
     name: (kind, re.sub(r"\n +", " ", text))
-    for kind, name, text in re.findall(r"^(\w+) (\w+): (.*(?:\n +.*)*)$", _TABLE, re.MULTILINE)
+    for kind, name, text in re.findall(r"^(\w+) ([\w:]+): (.*(?:\n +.*)*)$", _TABLE, re.MULTILINE)
 }
 # Names that models can use only for metrics of the same kind, with these kinds
 RESERVED = {name: kind for name, (kind, _) in FAMILIES.items()}

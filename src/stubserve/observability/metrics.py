@@ -17,6 +17,7 @@ from stubserve.inference.latencies import FIRST_RESPONSE, Latencies
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.statistics import FAILURE_REASONS
+from stubserve.inference.tokens import Tokens
 from stubserve.memory.server_memory import Memory
 from stubserve.observability.custom_metrics import Labels, MetricRegistry
 from stubserve.observability.exposition import Exposition, FamilyText
@@ -115,13 +116,12 @@ class ServerMetrics:
         for name, attribute in wanted.items():
             value = getattr(statistics, attribute)
             _family(exposition, name).sample(labels, value // 1000 if attribute.endswith("_ns") else value)
-        if statistics.tells_tokens:
-            _family(exposition, "stubserve_prompt_tokens_total").sample(labels, statistics.prompt_tokens)
-            _family(exposition, "stubserve_generation_tokens_total").sample(labels, statistics.generation_tokens)
         _family(exposition, "nv_inference_pending_request_count").sample(labels, model.queued)
         _family(exposition, "nv_model_load_duration_secs").sample(labels, model.load_seconds)
         if model.latencies is not None:
             self._expose_latencies(model.latencies, labels, exposition)
+        if statistics.tokens is not None:
+            _expose_tokens(model, statistics.tokens, exposition)
 
     def _expose_latencies(self, latencies: Latencies, labels: Labels, exposition: Exposition) -> None:
         first = latencies.first_response
@@ -148,6 +148,32 @@ def _labels_of(model: ServedModel) -> dict[str, str]:
 
 def _sorted(labels: dict[str, str]) -> Labels:
     return tuple(sorted(labels.items()))
+
+
+def _expose_tokens(model: ServedModel, tokens: Tokens, exposition: Exposition) -> None:
+    """Adds what vLLM has of a model, with its label for the model's name."""
+    names = _labels_of(model)
+    names["model_name"] = names.pop("model")
+    labels = _sorted(names)
+    waiting = model.queued
+    values = {
+        "prompt_tokens_total": tokens.prompt,
+        "generation_tokens_total": tokens.generation,
+        "num_requests_running": max(model.under_way - waiting, 0),
+        "num_requests_waiting": waiting,
+    }
+    if tokens.cached is not None:
+        values |= {"prefix_cache_queries_total": tokens.prompt, "prefix_cache_hits_total": tokens.cached}
+    for name, value in values.items():
+        _family(exposition, f"vllm:{name}").sample(labels, value)
+    times = {
+        "time_to_first_token": tokens.first,
+        "inter_token_latency": tokens.between,
+        "e2e_request_latency": tokens.whole,
+    }
+    for name, times_s in times.items():
+        family = _family(exposition, f"vllm:{name}_seconds")
+        family.histogram(labels, times_s.total, times_s.bounds, times_s.counts)
 
 
 def _expose_instances(model: ServedModel, exposition: Exposition) -> None:

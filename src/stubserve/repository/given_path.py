@@ -1,8 +1,8 @@
 """The meaning of a path on the command line that is no model repository: one model, or something close to one.
 
 `stubserve serve` also takes the folder of one model (`folder.is_model_folder`), a version's folder, and a file that is
-a model. A lone `model.py` has no version folder and maybe no name of its own, so a repository is made of links to it;
-the model is named after its folder, or its file.
+a model: `model.py`, another module, or GGUF. A lone file has no version folder and maybe no name of its own, so a
+repository is made of links to it; the model is named after its folder, or its file.
 
 For any other path `advice` explains which folder may have been meant, and what a repository is.
 """
@@ -20,6 +20,8 @@ from stubserve.errors import ServeError
 from stubserve.repository.folder import CONFIG_FILE, is_model_folder, is_version_folder, survey
 
 _MODEL_FILE = "model.py"
+# The backend of a lone file, by its ending
+_BACKENDS = {".py": "python", ".gguf": "llamacpp"}
 
 
 def servable(path: Path, until: ExitStack) -> Path:
@@ -32,7 +34,7 @@ def servable(path: Path, until: ExitStack) -> Path:
     if path.is_file():
         if is_version_folder(path.parent):
             return path.absolute().parent.parent
-        if path.suffix == ".py":
+        if path.suffix in _BACKENDS:
             return _linked(path, until)
     return path
 
@@ -49,7 +51,8 @@ def _linked(file: Path, until: ExitStack) -> Path:
     if (place / CONFIG_FILE).is_file():
         (folder / CONFIG_FILE).symlink_to(place / CONFIG_FILE)
     elif file.name != _MODEL_FILE:
-        (folder / CONFIG_FILE).write_text(f'backend: "python"\ndefault_model_filename: "{file.name}"\n')
+        backend = _BACKENDS[file.suffix]
+        (folder / CONFIG_FILE).write_text(f'backend: "{backend}"\ndefault_model_filename: "{file.name}"\n')
     return folder
 
 
@@ -60,7 +63,7 @@ def advice(path: Path) -> str:
         meant = f" Did you mean {path.parent / close[0]}?" if close else ""
         return f"there is no {path}.{meant}"
     if not path.is_dir():
-        return f"{path} is no folder of models, and no model.py."
+        return f"{path} is no folder of models, no model.py and no GGUF file."
     if is_model_folder(path):
         return ""
     try:

@@ -7,6 +7,7 @@ inputs and outputs to those of a configuration: its controls and states.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -203,6 +204,12 @@ def lacks(package: str, extra: str) -> str:
         f"install 'stubserve[{extra}]' adds it to the server's, or the parameter EXECUTION_ENV_PATH names an "
         "environment that has it"
     )
+
+
+def cores(environ: Mapping[str, str]) -> int:
+    """An instance's share of the processor's cores, which the server has set for its threads; at least 1."""
+    share = environ.get("OMP_NUM_THREADS", "")
+    return max(int(share) if share.isdecimal() else len(os.sched_getaffinity(0)), 1)
 
 
 def refuse_gpu(instance: InstanceSetup, backend: str) -> None:

@@ -50,6 +50,7 @@ class OpenAiCall(GenerateCall):
         super().__init__(model, server, form.streamed, context=context)
         self._form = form
         self._writer = writer
+        self._tokens = writer.usage.tokens
         self._lead = lead
         self._others: list[OpenAiCall] = []
         self.failure: ServeError | None = None
@@ -57,6 +58,8 @@ class OpenAiCall(GenerateCall):
         self._written: list[bytes] = []
         self._open = 1
         self._has_ended = False
+        # When the last text came; 0 before the first
+        self._said_ns = 0
         if lead is not None:
             lead._others.append(self)
             lead._open += 1
@@ -145,9 +148,13 @@ class OpenAiCall(GenerateCall):
             if isinstance(made, ServeError):
                 raise made
             self._keep(made, sum([tensor.nbytes for tensor in response.outputs]))
-            if response.final or self._writer.over:
+            writer = self._writer
+            if writer.says:
+                self._said_ns = self._tokens.came(request.request_start_ns, self._said_ns)
+            if response.final or writer.over:
                 self._has_ended = True
-                self._keep(self._writer.end())
+                self._keep(writer.end())
+                self._tokens.ended(request.request_start_ns)
         except Exception as raised:
             lead.fail(self.as_answer(raised, encoding=True))
             return

@@ -15,24 +15,38 @@ from stubserve.errors import internal
 from stubserve.http.openai.writer import Form, Writer, elements
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Response
-from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.tokens import Tokens
 from stubserve.model_config.openai_routes import CHAT, OBJECT_OUTPUT
 
 # Texts that name something, and so do not go on
 _NAMES = frozenset(("id", "type", "role", "name", "finish_reason"))
 
 
+class _Text:
+    """A text that goes on; joined once, since each copy of a long text takes long."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, pieces: list[str]) -> None:
+        self.pieces = pieces
+
+
+def _dumps(document: Any) -> bytes:
+    return orjson.dumps(document, lambda text: "".join(text.pieces))
+
+
 class ObjectWriter(Writer):
     """All choices of an answer."""
 
-    def __init__(self, statistics: ModelStatistics, form: Form) -> None:
-        super().__init__(statistics, 0)
+    def __init__(self, tokens: Tokens, form: Form) -> None:
+        super().__init__(tokens, 0)
         self._form = form
         # Where there is no stream: the choices so far, and the members beside them
         self._choices: list[Any] = []
         self._beside: dict[str, Any] = {}
 
     def read(self, response: Response) -> LongWork[bytes]:
+        self.says = False
         events = []
         for tensor in response.outputs:
             if tensor.name == OBJECT_OUTPUT:
@@ -53,7 +67,7 @@ class ObjectWriter(Writer):
             choice.setdefault("logprobs", None)
             choice.setdefault("finish_reason", "stop")
         self.more = orjson.dumps(self._beside)[1:-1] + b"," if self._beside else b""
-        return b",".join(map(orjson.dumps, self._choices))
+        return b",".join(map(_dumps, self._choices))
 
     def _taken(self, text: bytes) -> bytes:
         form = self._form
@@ -69,6 +83,7 @@ class ObjectWriter(Writer):
             choice.setdefault("index", number)
             if form.route == CHAT:
                 _to_delta(choice, form.model)
+            self.says = self.says or _says(choice)
         if not form.streamed:
             _list_goes_on(self._choices, choices)
             for name, value in piece.items():
@@ -89,8 +104,10 @@ def _go_on(whole: dict[str, Any], piece: dict[str, Any]) -> None:
         before = whole.get(name)
         if before is None:
             whole[name] = value
+        elif isinstance(before, _Text) and isinstance(value, str):
+            before.pieces.append(value)
         elif isinstance(before, str) and isinstance(value, str) and name not in _NAMES:
-            whole[name] = before + value
+            whole[name] = _Text([before, value])
         elif isinstance(before, dict) and isinstance(value, dict):
             _go_on(before, value)
         elif isinstance(before, list) and isinstance(value, list):
@@ -124,6 +141,12 @@ def _to_delta(choice: dict[str, Any], model: str) -> None:
         raise internal(f"model '{model}': 'tool_calls' in '{OBJECT_OUTPUT}' must be a list of objects")
     for number, call in enumerate(calls):
         call.setdefault("index", number)
+
+
+def _says(choice: dict[str, Any]) -> bool:
+    """Whether a piece of a choice has text, or part of a call."""
+    delta: dict[str, Any] = choice.get("delta") or {}
+    return bool(choice.get("text")) or any(value for name, value in delta.items() if name not in _NAMES)
 
 
 def _object(text: bytes, model: str) -> dict[str, Any]:

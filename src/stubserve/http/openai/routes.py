@@ -126,7 +126,8 @@ class AskRoute:
         has_objects = use.output == OBJECT_OUTPUT and self._route != EMBEDDINGS
         asking = list(questions(asked, self._route, body, use, model.signature, has_objects))
         form = Form(self._route, asked.model, asked.stream, asked.include_usage)
-        inputs, statistics = model.signature.inputs, model.statistics
+        inputs, tokens = model.signature.inputs, model.statistics.tokens
+        assert tokens is not None, "models that these routes serve have it"
         stops = [] if "stop" in inputs or SAMPLING in inputs else asked.stops
         client, headers = client_of(self._server, request), request.headers
         lead: OpenAiCall | None = None
@@ -134,11 +135,11 @@ class AskRoute:
             writer: Writer
             if self._route == EMBEDDINGS:
                 size = asked.members.get("dimensions", 0)
-                writer = VectorWriter(statistics, form, question.index, question.rows, use.vector, size, asked.base64)
+                writer = VectorWriter(tokens, form, question.index, question.rows, use.vector, size, asked.base64)
             elif has_objects:
-                writer = ObjectWriter(statistics, form)
+                writer = ObjectWriter(tokens, form)
             else:
-                writer = TextWriter(statistics, form, question.text, question.index, stops, question.echoed)
+                writer = TextWriter(tokens, form, question.text, question.index, stops, question.echoed)
             call = OpenAiCall(model, self._server, form, writer, lead, lambda: headers.get("traceparent"))
             call.client = client
             lead = lead or call

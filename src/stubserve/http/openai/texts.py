@@ -16,7 +16,7 @@ from stubserve.http.json import text as json_text
 from stubserve.http.openai.writer import Form, Writer, elements, fact
 from stubserve.inference.long_work import LongWork, finish
 from stubserve.inference.request import Response
-from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.tokens import Tokens
 from stubserve.model_config.openai_routes import CHAT, TEXT_OUTPUT
 
 # Characters whose JSON is made in one step
@@ -28,10 +28,8 @@ _NO_REASON = ("", "None")
 class TextWriter(Writer):
     """One choice: number `index` of the answer. A completion's text begins with its `prompt` if that is echoed."""
 
-    def __init__(
-        self, statistics: ModelStatistics, form: Form, text: int, index: int, stops: list[str], prompt: str = ""
-    ) -> None:
-        super().__init__(statistics, text)
+    def __init__(self, tokens: Tokens, form: Form, text: int, index: int, stops: list[str], prompt: str = "") -> None:
+        super().__init__(tokens, text)
         self._form = form
         self._index = index
         self._stops = stops
@@ -51,6 +49,7 @@ class TextWriter(Writer):
             self._reason = reason
         pieces = [piece for tensor in response.outputs if tensor.name == TEXT_OUTPUT for piece in elements(tensor)]
         text = self._wanted("".join(map(self._decoder.decode, pieces)))
+        self.says = bool(text)
         return (yield from self._written(text, _logprobs(fact(response, "logprobs"))))
 
     def end(self) -> bytes:
@@ -108,7 +107,10 @@ class TextWriter(Writer):
                 return b""
             return self._event(written, logprobs)
         if logprobs is not None:
-            self._logprobs = logprobs if self._logprobs is None else joined(self._logprobs, logprobs)
+            if self._logprobs is None:
+                self._logprobs = logprobs
+            else:
+                _go_on(self._logprobs, logprobs)
         if not self._begun:
             self._begun = True
             is_chat = self._form.route == CHAT
@@ -146,9 +148,11 @@ def _logprobs(text: Any) -> dict[str, Any] | None:
     return found
 
 
-def joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Two objects whose lists go on from one to the other."""
-    return {
-        name: [*one[name], *value] if isinstance(value, list) and isinstance(one.get(name), list) else value
-        for name, value in {**one, **other}.items()
-    }
+def _go_on(whole: dict[str, Any], piece: dict[str, Any]) -> None:
+    """Has the lists of an object go on with those of another."""
+    for name, value in piece.items():
+        before = whole.get(name)
+        if isinstance(value, list) and isinstance(before, list):
+            before.extend(value)
+        else:
+            whole[name] = value

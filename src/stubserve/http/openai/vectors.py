@@ -12,7 +12,7 @@ from stubserve.errors import internal, invalid
 from stubserve.http.openai.writer import Form, Writer
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Response
-from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.tokens import Tokens
 
 
 class VectorWriter(Writer):
@@ -20,7 +20,7 @@ class VectorWriter(Writer):
 
     def __init__(
         self,
-        statistics: ModelStatistics,
+        tokens: Tokens,
         form: Form,
         index: int,
         rows: int,
@@ -28,7 +28,7 @@ class VectorWriter(Writer):
         size: int,
         in_base64: bool,
     ) -> None:
-        super().__init__(statistics, index)
+        super().__init__(tokens, index)
         self._form = form
         self._index = index
         self._rows = rows

@@ -16,8 +16,8 @@ from stubserve.errors import internal
 from stubserve.http.json import text as json_text
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Response
-from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tensor import Tensor
+from stubserve.inference.tokens import Tokens
 from stubserve.model_config.openai_routes import CHAT, COMPLETIONS, EMBEDDINGS
 
 _PREFIX = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", EMBEDDINGS: "embd-"}
@@ -53,12 +53,12 @@ class Form:
 
 
 class Usage:
-    """The numbers of tokens that the model has told; None for what it has not. All of them count in `statistics`."""
+    """The numbers of tokens that the model has told; None for what it has not. All of them count in `tokens`."""
 
-    __slots__ = ("_statistics", "input", "output")
+    __slots__ = ("input", "output", "tokens")
 
-    def __init__(self, statistics: ModelStatistics) -> None:
-        self._statistics = statistics
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
         self.input: int | None = None
         self.output: int | None = None
 
@@ -68,7 +68,7 @@ class Usage:
         has_given, has_made = isinstance(given, int), isinstance(made, int)
         if not has_given and not has_made:
             return
-        self._statistics.record_tokens(given - (self.input or 0) if has_given else 0, made if has_made else 0)
+        self.tokens.told(given - (self.input or 0) if has_given else 0, made if has_made else 0)
         if has_given:
             self.input = given
         if has_made:
@@ -78,19 +78,22 @@ class Usage:
         """Counts what a model tells in OpenAI's form."""
         numbers = [told.get(name) for name in ("prompt_tokens", "completion_tokens")]
         prompt, generation = [number if isinstance(number, int) else 0 for number in numbers]
-        self._statistics.record_tokens(prompt, generation)
+        details = told.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        self.tokens.told(prompt, generation, cached if isinstance(cached, int) else None)
 
 
 class Writer:
     """Makes JSON of the responses to one request to the model, for text number `text` of the client's request.
 
     `usage` and `told` are what the model says of tokens. `more` are further members of the whole answer, as JSON, each
-    with a comma behind it. `over`: nothing further of the model is wanted.
+    with a comma behind it. `over`: nothing further of the model is wanted. `says`: the last response had some text.
     """
 
-    def __init__(self, statistics: ModelStatistics, text: int) -> None:
+    def __init__(self, tokens: Tokens, text: int) -> None:
         self.text = text
-        self.usage = Usage(statistics)
+        self.usage = Usage(tokens)
+        self.says = False
         self.told: dict[str, Any] | None = None
         self.more = b""
         self.over = False

@@ -27,14 +27,23 @@ Answers = Callable[[InferenceResponseSender], None]
 
 
 class StreamingModel:
-    """A decoupled model. What `answers` raises, or the function that it returns, is the last response."""
+    """A decoupled model. What `answers` raises, or the function that it returns, is the last response.
+
+    With as many `streams` under way as it may have, an instance takes no further request until one has ended. So
+    further requests go to the model's other instances, and wait in its queue when these are full, too.
+    """
+
+    # 0 for any number
+    streams: int = 0
 
     def initialize(self, arguments: Dict[str, str]) -> None:
         self.config: Dict[str, Any] = json.loads(arguments["model_config"])
+        self._under_way = 0
+        self._ended = threading.Condition()
         self.check()
 
     def check(self) -> None:
-        """Raises Refusal for a configuration of another model."""
+        """Sets `streams`. Raises Refusal for a configuration of another model."""
         raise NotImplementedError
 
     def answers(self, request: InferenceRequest) -> Answers:
@@ -48,9 +57,14 @@ class StreamingModel:
             except Refusal as refusal:
                 _end(sender, refusal)
                 continue
-            threading.Thread(target=self.stream, args=(answers, sender), daemon=True).start()
+            with self._ended:
+                self._under_way += 1
+            threading.Thread(target=self._stream, args=(answers, sender), daemon=True).start()
+        if self.streams:
+            with self._ended:
+                self._ended.wait_for(lambda: self._under_way < self.streams)
 
-    def stream(self, answers: Answers, sender: InferenceResponseSender) -> None:
+    def _stream(self, answers: Answers, sender: InferenceResponseSender) -> None:
         """On the thread of a request: all of its answer."""
         try:
             answers(sender)
@@ -59,6 +73,10 @@ class StreamingModel:
             pass  # the whole batch has been answered with an error
         except Exception as failure:
             _end(sender, failure)
+        finally:
+            with self._ended:
+                self._under_way -= 1
+                self._ended.notify_all()
 
 
 def _end(sender: InferenceResponseSender, failure: Exception) -> None:

@@ -1,8 +1,6 @@
 """The video backend: one request follows one source, and each response has a frame of it.
 
-Several streams run in one instance, each on a thread of its own: decoding and scaling do not hold Python's lock. When
-an instance has as many streams as it may, it takes no further request until one has ended. So further requests go to
-the model's other instances, and wait in its queue when these are full, too.
+Several streams run in one instance, each on a thread of its own: decoding and scaling do not hold Python's lock.
 """
 
 from __future__ import annotations
@@ -10,8 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
-import threading
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 from stubserve_stub.api.requests import InferenceRequest, get_input_tensor_by_name
 from stubserve_stub.api.sender import InferenceResponseSender
@@ -27,21 +24,15 @@ from stubserve_stub.wire import codes
 class _Video(StreamingModel):
     def initialize(self, arguments: Dict[str, str]) -> None:
         super().initialize(arguments)
-        self._options = options_of(self.config)
         self._threads = threads_of(self._options, os.environ)
         # A relative folder is one of the model's.
         files = self._options.files
         self._files = os.path.join(arguments["model_repository"], files) if files else ""
-        self._streams = 0
-        self._ended = threading.Condition()
 
     def check(self) -> None:
         validate(self.config)
-
-    def execute(self, requests: List[InferenceRequest]) -> None:
-        super().execute(requests)
-        with self._ended:
-            self._ended.wait_for(lambda: self._streams < self._options.streams)
+        self._options = options_of(self.config)
+        self.streams = self._options.streams
 
     def answers(self, request: InferenceRequest) -> Answers:
         given = _given(request)
@@ -49,17 +40,7 @@ class _Video(StreamingModel):
         def follow(sender: InferenceResponseSender) -> None:
             VideoStream(self._options, self._files, self._threads, request, sender).follow(given)
 
-        with self._ended:
-            self._streams += 1
         return follow
-
-    def stream(self, answers: Answers, sender: InferenceResponseSender) -> None:
-        try:
-            super().stream(answers, sender)
-        finally:
-            with self._ended:
-                self._streams -= 1
-                self._ended.notify_all()
 
 
 def _given(request: InferenceRequest) -> Any:

@@ -5,10 +5,9 @@ The server checks a configuration with this module as well, so nothing here impo
 
 from __future__ import annotations
 
-import os
 from typing import Any, Dict, List, Mapping, NamedTuple
 
-from stubserve_stub.backends.loading import Parameters, TensorInfo, compare
+from stubserve_stub.backends.loading import Parameters, TensorInfo, compare, cores
 from stubserve_stub.backends.video.networks import Networks
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.datatypes import BY_NAME
@@ -118,9 +117,7 @@ def threads_of(options: VideoOptions, environ: Mapping[str, str]) -> int:
     """The threads of each decoder: those of the configuration, or an equal part of the instance's cores."""
     if options.threads:
         return options.threads
-    share = environ.get("OMP_NUM_THREADS", "")
-    cores = int(share) if share.isdecimal() else len(os.sched_getaffinity(0))
-    return max(cores // options.streams, 1)
+    return max(cores(environ) // options.streams, 1)
 
 
 _INPUTS = [TensorInfo(SOURCE, BY_NAME["BYTES"].number, [1]), TensorInfo(VIDEO, BY_NAME["UINT8"].number, [-1])]
