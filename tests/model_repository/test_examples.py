@@ -5,6 +5,7 @@ Some need files that `stubserve fetch` takes out of packages. Where those cannot
 
 from __future__ import annotations
 
+import concurrent.futures
 import io
 import json
 import os
@@ -284,3 +285,26 @@ def refused_client(model: str | Path, *words: str) -> str:
     done = subprocess.run([sys.executable, str(client), *words], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (1, "")
     return done.stderr
+
+
+def test_two_ways_to_make_one_network_speak(fetched: None) -> None:
+    """llama.cpp, and numpy with answers that join one another between two tokens: the same words of both."""
+    pytest.importorskip("gguf", reason="`make examples` installs it")
+    pytest.importorskip("xllamacpp", reason="`make examples` installs it")
+
+    def ask(model: str, text: str) -> str:
+        body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 5, "temperature": 0}
+        answer = server.request("POST", "/v1/chat/completions", json.dumps(body).encode())
+        assert answer.status == 200, answer
+        content: str = answer.json()["choices"][0]["message"]["content"]
+        return content
+
+    # llama.cpp rounds more than numpy, so the two agree only where the network is sure.
+    texts = ("Count from 1 to 10.", "What is 2+2?", "Repeat the word banana three times.")
+    with serving("smollm2", "smollm2_numpy") as server:
+        server.wait_until_ready()
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            said = list(pool.map(ask, ["smollm2_numpy"] * len(texts), texts))
+        assert said == [ask("smollm2", text) for text in texts]
+        batches = server.statistics("smollm2_numpy")["batch_stats"]
+        assert max(int(one["batch_size"]) for one in batches) == len(texts)
