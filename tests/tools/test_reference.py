@@ -58,7 +58,9 @@ def test_what_is_said_of_gpus_holds_on_any_machine() -> None:
 
 
 def test_every_metric_has_a_row() -> None:
-    assert set(re.findall(r"^\| `(\w+)`\{\.whole\} \|", PAGES["reference/metrics.md"](), re.MULTILINE)) == set(RESERVED)
+    assert set(re.findall(r"^\| `([\w:]+)`\{\.whole\} \|", PAGES["reference/metrics.md"](), re.MULTILINE)) == set(
+        RESERVED
+    )
 
 
 def test_every_name_of_pb_utils_has_a_heading_or_an_item() -> None:

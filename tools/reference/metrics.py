@@ -10,6 +10,7 @@ from stubserve.inference.latencies import Latencies
 from stubserve.inference.long_work import finish
 from stubserve.inference.served_model import InstanceFacts
 from stubserve.inference.statistics import ModelStatistics
+from stubserve.inference.tokens import Tokens
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
 from stubserve.observability.metrics import MachineMetrics, ServerMetrics
@@ -45,6 +46,7 @@ Buckets of a histogram are the model's to say, in `model_metrics` of its configu
 """
 _WHERE = {
     "Models": lambda name: name.startswith(("nv_inference", "nv_model")),
+    "Language models behind OpenAI's routes": lambda name: name.startswith("vllm:"),
     "The response cache": lambda name: name.startswith("nv_cache"),
     "Instances, batches and shared memory": lambda name: name.startswith("stubserve_"),
     "The machine": lambda name: name.startswith(("nv_cpu", "nv_pinned")),
@@ -70,7 +72,8 @@ def _printed() -> str:
     latencies.summaries = times
     statistics = ModelStatistics()
     statistics.cached = True
-    statistics.record_tokens(0, 0)
+    statistics.tokens = Tokens()
+    statistics.tokens.told(0, 0, 0)
     model: Any = SimpleNamespace(
         name="model",
         namespace="",
@@ -79,6 +82,7 @@ def _printed() -> str:
         statistics=statistics,
         latencies=latencies,
         queued=0,
+        under_way=0,
         load_seconds=0.0,
         instance_facts=lambda: [InstanceFacts("model_0_0", "ready")],
     )
