@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import signal
 import socket
 import sys
@@ -27,8 +26,6 @@ from stubserve.memory.heap_account import MAX_WORDS_BYTES, WORDS_TEXT
 from stubserve.memory.regions import RegionPlace
 
 _PR_SET_PDEATHSIG = 1
-# The worker gets a tenth of a core that others want as well, and all of an idle core.
-_NICE = 10
 
 
 class Recorder:
@@ -83,8 +80,6 @@ def main(descriptor: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # If there is more work than cores, answers to small requests go first.
-    os.nice(_NICE)
     # A large document takes ten times its size for a moment. If memory runs out, the kernel ends this process first.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
