@@ -12,7 +12,7 @@ RIVALS_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/stubserve
 # Set when ARGS name a server that tools/rivals.sh installs.
 RIVALS := $(filter --rivals,$(ARGS))$(findstring mosec,$(ARGS))$(findstring litserve,$(ARGS))$(findstring fastapi,$(ARGS))$(findstring bentoml,$(ARGS))
 
-.PHONY: install examples compiled wheel release serve test test-long test-compiled test-deploy coverage docs check conformance bench soak siege chaos fuzz clean
+.PHONY: install examples compiled wheel release serve test test-long test-slow test-compiled test-deploy coverage docs check conformance bench soak siege chaos fuzz clean
 
 # What serving and the tests need. What else there is, is installed by the targets that need it.
 install: $(VENV)/.with-test
@@ -63,6 +63,10 @@ test: install
 # The other tests: they take long, or need the examples' packages, a store of S3 or mypy.
 test-long: install $(VENV)/.with-client $(VENV)/.with-dev $(VENV)/.with-examples $(VENV)/.with-long
 	$(BIN)/python -m pytest -m long $(ARGS)
+
+# Tests that take minutes. Some also need real Triton, Ray or systemd, and say so if it is not there.
+test-slow: install $(VENV)/.with-examples $(VENV)/.with-long
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 # How much of the sources `test` and `test-long` reach, in servers and stubs too. Each start of one takes twice as long
 # then. With torch installed, what needs it counts as well.

@@ -49,7 +49,7 @@ def write_wheel(folder: Path) -> Path:
     return wheel
 
 
-@pytest.mark.parametrize("installer", ["pip", "uv"])
+@pytest.mark.parametrize("installer", [pytest.param("pip", marks=pytest.mark.slow), "uv"])
 def test_build_check_and_serve(installer: str, repository: Path, tmp_path: Path) -> None:
     config = io_config(extra="# a comment of mine")
     folder = write_model(repository, "m", USES_GREETING, config)

@@ -198,6 +198,7 @@ async def drive_plenty(folder: Path) -> None:
     assert await stub.stop(60)
 
 
+@pytest.mark.slow
 def test_blocks_that_have_been_read_are_free_again_however_many(repository: Path) -> None:
     asyncio.run(drive_plenty(write_model(repository, "plenty", PLENTY)))
 

@@ -249,6 +249,7 @@ def test_what_waits_for_a_busy_model_is_bounded(tmp_path: Path) -> None:
             client.close()
 
 
+@pytest.mark.slow
 def test_what_is_made_of_compressed_bodies_lies_in_the_arena(tmp_path: Path) -> None:
     write_model(tmp_path, "echo")
     bomb = gzip.compress(b'{"id":"' + b"x" * (56 * MIB) + b'","inputs":[]}', 1)

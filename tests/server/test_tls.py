@@ -328,6 +328,7 @@ def ask_over_grpc(server: Serving, certificates: Certificates, array: np.ndarray
     return channel.close
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", [ask_over_http, ask_over_grpc])
 def test_connections_that_come_and_go_leave_no_memory(
     repository: Path, certificates: Certificates, tmp_path: Path, ask: Callable[..., Callable[[], None]]

@@ -111,7 +111,7 @@ def test_a_killed_producer_takes_nothing_from_a_consumer(device: Device) -> None
             assert read(device, address, 3 * MIB) == content * (3 * MIB)
 
 
-@pytest.mark.parametrize("kills", [12, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [12, pytest.param(100, marks=pytest.mark.slow)])
 def test_kills_at_any_moment_leave_nothing(device: Device, emulator: Emulator, kills: int) -> None:
     """No descriptor and no mapping, and the block that was told last has its bytes whatever its maker did next."""
     chance = random.Random(25)
