@@ -109,8 +109,10 @@ class Camera:
 
 def write(folder: Path) -> None:
     """The example, with sources by RTSP; `gated` passes over frames without motion."""
+    examples = ROOT / "model_repository"
+    subprocess.run([sys.executable, "-m", "stubserve", "fetch", examples], stdout=subprocess.DEVNULL, check=True)
     for model in MODELS:
-        shutil.copytree(ROOT / "model_repository" / model, folder / model)
+        shutil.copytree(examples / model, folder / model)
     config = (folder / "camera" / "config.pbtxt").read_text()
     for name, more in {"camera": {}, "gated": {"motion": "0.2"}}.items():
         given = {"rtsp": "tcp", "networks": "loopback", **more}

@@ -135,3 +135,24 @@ def test_a_stream_that_is_left(serving: Serving, client: Any) -> None:
     assert client.completions.create(model="words", prompt="a").choices[0].text == "a"
     folder = Path(serving.command[4])
     assert (folder / "words" / "1" / "cancelled").read_text() == "x"
+
+
+def test_langchain(serving: Serving) -> None:
+    """Its messages, whole and in pieces, from asyncio, bound tools, and embeddings of texts."""
+    langchain = pytest.importorskip("langchain_openai", reason="`make test-long` installs it")
+    address = {"base_url": f"http://127.0.0.1:{serving.port}/v1", "api_key": TOKEN, "max_retries": 0}
+    chat = langchain.ChatOpenAI(model="joined", **address)
+    answer = chat.invoke("hello you")
+    assert answer.content == "user: hello you assistant:"
+    assert answer.usage_metadata["output_tokens"] == 4
+    assert "".join(piece.content for piece in chat.stream([("human", "hello")])) == "user: hello assistant:"
+    assert asyncio.run(chat.ainvoke("hello")).content == "user: hello assistant:"
+    call = '{"index":0,"id":"c","type":"function","function":{"name":"f","arguments":"{\\"a\\":1}"}}'
+    last = '{"choices":[{"delta":{},"finish_reason":"tool_calls"}]}'
+    pieces = f'[{{"choices":[{{"delta":{{"tool_calls":[{call}]}}}}]}},{last}]'
+    tool = {"type": "function", "function": {"name": "f", "description": "f", "parameters": {"type": "object"}}}
+    (called,) = langchain.ChatOpenAI(model="objects", **address).bind_tools([tool]).invoke(pieces).tool_calls
+    assert (called["name"], called["args"]) == ("f", {"a": 1})
+    embeddings = langchain.OpenAIEmbeddings(model="rows", check_embedding_ctx_length=False, **address)
+    assert [vector[0] for vector in embeddings.embed_documents(["a", "bb", "ccc"])] == [1.0, 2.0, 3.0]
+    assert embeddings.embed_query("dddd")[0] == 4.0
