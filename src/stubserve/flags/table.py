@@ -87,7 +87,7 @@ http-use-ssl-mutual = use_ssl_mutual: TLS, and clients of HTTP and metrics need 
 http-server-cert = server_cert: The certificate for HTTP, a PEM file.
 http-server-key = server_key: Its private key, a PEM file.
 http-root-cert = root_cert: Root certificates of HTTP's clients, a PEM file.
-try-page = try_page: A page at /try to ask models from, and /v2/openapi.json (true where --http-address is loopback).
+try-page = try_page: Pages at /try and, with --openai, /chat; /v2/openapi.json (true where --http-address is loopback).
 openai = openai: OpenAI's routes at /v1, for chats, completions and embeddings (false).
 http-cors-origin = cors_origins: Pages of this origin may ask, as https://example.org, or * for all (none).
 [grpc] gRPC

@@ -21,7 +21,7 @@ from stubserve.http.access import ANY, EXPOSED, INFERENCE, METHODS
 from stubserve.http.asgi_request import error_response, json_response, values_of
 from stubserve.http.infer_routes import GenerateRoute, InferRoute
 from stubserve.http.management_routes import ManagementRoutes
-from stubserve.http.pages import TRY, page
+from stubserve.http.pages import CHAT, TRY, page
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -83,8 +83,11 @@ class _Methods:
         await response(scope, receive, send)
 
 
-async def _try(request: Request) -> Response:
-    return page(TRY)
+def _page(name: str) -> Endpoint:
+    async def show(request: Request) -> Response:
+        return page(name)
+
+    return show
 
 
 # Path, kind of API (as --http-restricted-api calls it), methods
@@ -152,7 +155,7 @@ def create_app(
 
     Pages of `cors_origins` may ask. `try_page` adds the page on which people try models, and the
     models' description for tools (OpenAPI). The page itself needs no token: it says nothing about the server.
-    `openai` adds OpenAI's routes, whose errors have a form of their own.
+    `openai` adds OpenAI's routes, whose errors have a form of their own; with both there is a page to chat, too.
     """
     routes = [Route(path, _Methods(server, kind, handlers)) for path, kind, handlers in _table(server, try_page)]
     if openai:
@@ -162,7 +165,9 @@ def create_app(
 
         routes += [Route(path, _Methods(server, INFERENCE, handlers, openai_error)) for path, handlers in table(server)]
     if try_page:
-        routes.append(Route("/try", _try))
+        routes.append(Route("/try", _page(TRY)))
+        if openai:
+            routes.append(Route("/chat", _page(CHAT)))
 
     async def unexpected(request: Request, error: Exception) -> Response:
         return error_response(internal("unexpected error while the request was handled; see the server's log"))

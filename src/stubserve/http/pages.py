@@ -14,7 +14,7 @@ from stubserve.http.asgi_request import guarded
 from stubserve.observability.exposition import CONTENT_TYPE
 
 _METRICS = re.compile(r"/metrics/?")
-STATUS, TRY = "status.html", "try.html"
+STATUS, TRY, CHAT = "status.html", "try.html", "chat.html"
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",

@@ -147,6 +147,8 @@ class Ports:
                     addresses["Curl"] = curl
             if settings.http.shows_try_page:
                 addresses["Try"] = f"{scheme}://{where}/try"
+                if settings.http.openai:
+                    addresses["Chat"] = f"{scheme}://{where}/chat"
         if self._grpc is not None:
             addresses["gRPC"] = f"{_host(settings.grpc.address)}:{self._grpc.port}"
         if _METRICS in self._http:
