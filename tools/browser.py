@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import itertools
 import json
 import os
@@ -28,8 +29,8 @@ class Browser:
         command += ["--remote-debugging-pipe", f"--user-data-dir={folder}", "about:blank"]
 
         def as_three_and_four() -> None:
-            # Above both first, for either may be one of them
-            low, high = os.dup2(to_browser, 100), os.dup2(from_browser, 101)
+            # To free numbers above both first, for either may be one of them
+            low, high = (fcntl.fcntl(end, fcntl.F_DUPFD, 5) for end in (to_browser, from_browser))
             os.dup2(low, 3)
             os.dup2(high, 4)
 
@@ -43,14 +44,21 @@ class Browser:
         self._session = ""
 
     def __enter__(self) -> Browser:
-        targets = self._ask("Target.getTargets")["targetInfos"]
-        target = next(one["targetId"] for one in targets if one["type"] == "page")
-        self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        try:
+            targets = self._ask("Target.getTargets")["targetInfos"]
+            target = next(one["targetId"] for one in targets if one["type"] == "page")
+            self._session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self._process.kill()
         self._process.wait()
         os.close(self._write)

@@ -116,8 +116,8 @@ def test_a_file_as_triton_writes_it(repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "traces.json"
     with Serving(repository, *tracing("level=TIMESTAMPS", "level=TENSORS", "rate=1", f"triton,file={file}")) as server:
         ask(server)
-        # It is an array at any moment.
-        eventually(lambda: file.exists() and len(traces(file.read_text())) == 1)
+        # It is an array from its first trace on.
+        eventually(lambda: file.exists() and (text := file.read_text()) and len(traces(text)) == 1)
         ask(server, "ens")
         client = grpcclient.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
         given = grpcclient.InferInput("INPUT0", ONE.shape, "FP32")
@@ -187,7 +187,7 @@ def test_settings_change_while_the_server_runs(repository: Path, tmp_path: Path)
         change("/v2/models/echo/trace/setting", trace_rate="1", trace_level=["TIMESTAMPS"])
         ask(server)
         ask(server, "calls")
-        eventually(lambda: file.exists() and len(traces(file.read_text())) == 1)
+        eventually(lambda: file.exists() and (text := file.read_text()) and len(traces(text)) == 1)
         change("/v2/trace/setting", trace_rate="1", trace_level=["TIMESTAMPS"])
         change("/v2/models/echo/trace/setting", trace_level=["OFF"])
         ask(server)

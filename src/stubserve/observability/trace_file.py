@@ -3,8 +3,8 @@
 A file is an array of small objects; those of one request have the same `id`. With a log frequency of n there is a file
 `<file>.<index>` for every n sampled requests, and for the rest at the end. A client may ask for any n, so 64 MiB of
 waiting text also become a file. Without a frequency all traces go into `<file>`, as they come. That file is a whole
-array at any moment, so nothing piles up in memory, and a server that is killed leaves its traces. If the file has been
-renamed or emptied meanwhile, a new array begins.
+array from its first trace on, so nothing piles up in memory, and a server that is killed leaves its traces. If the file
+has been renamed or emptied meanwhile, a new array begins.
 
 Beside upstream's fields an object with `model_name` has the `batch` in which the request was executed, and
 `tensors_left_out`, the number of tensors for which there was no room, if that is not 0.
