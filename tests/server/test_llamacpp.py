@@ -8,13 +8,15 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.examples import REPOSITORY, fetch
+from tests.examples import REPOSITORY, ROOT, fetch
 from tests.real_server import PATIENCE_S, Serving, eventually, refused
 
 pytestmark = pytest.mark.long
@@ -162,3 +164,10 @@ def test_a_file_that_cannot_be_loaded(tmp_path: Path) -> None:
     server = refused(file)
     server.wait_for(r"llama\.cpp cannot load '.*/broken\.gguf', and says why in the log")
     server.wait_for(r"(?i)failed to (load|read)")
+
+
+def test_the_tool_that_compares_it_with_the_engines_own_server() -> None:
+    least = ["--rounds", "1", "--seconds", "1", "--clients", "1"]
+    ran = subprocess.run([sys.executable, "-m", "tools.tokens", *least], cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert [row.split(" | ")[1] for row in ran.stdout.splitlines()[2:]] == ["engine's server", "stubserve"]
