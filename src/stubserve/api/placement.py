@@ -125,11 +125,14 @@ class BodyPlacer:
 
     def put_strings(self, name: str, shape: Sequence[int], elements: list[bytes]) -> Tensor:
         """A tensor of strings; inside the message they are kept as a list."""
-        nbytes = places.listed_bytes(elements)
-        # Each string object takes up to 64 bytes more.
-        weight = max(nbytes, 64 * len(elements))
-        if nbytes and (weight <= SMALL_BYTES or self._goes_inside(weight)):
-            return Tensor.of_strings(name, shape, elements, nbytes)
+        nbytes = 4 * len(elements)
+        for element in elements:
+            nbytes += len(element)
+        if places.are_listed(len(elements), nbytes):
+            # Each string object takes up to 64 bytes more.
+            weight = max(nbytes, 64 * len(elements))
+            if weight <= SMALL_BYTES or self._goes_inside(weight):
+                return Tensor.of_strings(name, shape, elements, nbytes)
         tensor = self.put(name, BYTES, shape, strings.join(elements))
         tensor.strings = len(elements)
         return tensor

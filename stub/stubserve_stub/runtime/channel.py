@@ -24,7 +24,7 @@ from stubserve_stub.runtime.patience import Patience
 from stubserve_stub.wire import layout, messages, strings
 from stubserve_stub.wire.budget import ArenaFull
 from stubserve_stub.wire.messages import Answer, Message, WireResponse
-from stubserve_stub.wire.places import DEVICE_BASE, AsList, Place, listed_bytes
+from stubserve_stub.wire.places import DEVICE_BASE, AsList, Place, are_listed
 from stubserve_stub.wire.ring import MAX_RECORD, SPILLED, RingReader, RingWriter, poke, read_doorbell
 from stubserve_stub.wire.stub_arena import StubArena
 
@@ -114,7 +114,7 @@ class Channel:
     def place(self, buffer: Any) -> Place:
         """The place of a contiguous buffer or list of strings: in the message if it is small. Raises ArenaFull."""
         if isinstance(buffer, list):
-            if listed_bytes(buffer):
+            if len(buffer) <= layout.LISTED_STRINGS and are_listed(len(buffer), AsList(buffer).nbytes):
                 return AsList(buffer)
             buffer = strings.join(buffer)
         if isinstance(buffer, bytes):

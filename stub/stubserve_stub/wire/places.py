@@ -11,7 +11,7 @@ an object and without a tag. Every other place is a tuple that begins with its t
     InRegion  (4, region, offset, nbytes)                     inside a client's own memory, registered under a number
     OnDevice  (5, offset, nbytes, shared)                     in a pool of a GPU's memory; `shared` (1, else 0): nobody
                                                               writes
-    AsList    (7, elements)                                   no place: strings one by one (`listed_bytes`)
+    AsList    (7, elements)                                   no place: strings one by one (`are_listed`)
     Zeros     (8, nbytes)             parent ▶ stub     no place: what an empty slot of a batch is given (`zeros`)
 
 Offsets and sizes are bytes, from the beginning of the arena or of the region. Behind all of the arena each pool of a
@@ -134,7 +134,7 @@ class AsList(_ListFields):
 
     @property
     def nbytes(self) -> int:
-        return strings_bytes(self.elements)
+        return sum(map(len, self.elements)) + 4 * len(self.elements)
 
 
 class Zeros(_ZerosFields):
@@ -181,16 +181,12 @@ def strings_bytes(elements: Sequence[bytes]) -> int:
     return sum(map(len, elements)) + 4 * len(elements)
 
 
-def listed_bytes(elements: Sequence[bytes]) -> int:
-    """As `strings_bytes`, for strings that go into a message one by one; 0 for too many, too long ones, or only one.
+def are_listed(count: int, nbytes: int) -> bool:
+    """Whether a tensor of `count` strings, `nbytes` in all with their lengths, goes into a message string by string.
 
     That saves joining and splitting them. Each is an object for as long as its message is kept.
     """
-    if 1 < len(elements) <= LISTED_STRINGS:
-        nbytes = strings_bytes(elements)
-        if nbytes <= INLINE_BYTES:
-            return nbytes
-    return 0
+    return 1 < count <= LISTED_STRINGS and nbytes <= INLINE_BYTES
 
 
 def refusal(place: Place) -> str:

@@ -52,13 +52,13 @@ def split(data: bytes) -> List[bytes]:
         return []
     if end < 4:
         raise ValueError("incomplete length field")
+    (length,) = _length_at(data)
+    if length == end - 4:
+        return [data[4:]]
     rows = of_one_length(data)
     if rows is not None:
         uniform: List[bytes] = rows.tolist()
         return uniform
-    (length,) = _length_at(data)
-    if length == end - 4:
-        return [data[4:]]
     elements: List[bytes] = []
     append = elements.append
     readers = _READERS

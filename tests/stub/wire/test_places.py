@@ -105,5 +105,5 @@ def test_what_is_refused_where_nobody_can_use_it() -> None:
 )
 def test_which_strings_travel_one_by_one(elements: list[bytes], are_listed: bool) -> None:
     nbytes = len(strings.join(elements))
-    assert places.listed_bytes(elements) == (nbytes if are_listed else 0)
+    assert places.are_listed(len(elements), nbytes) == are_listed
     assert places.AsList(elements).nbytes == nbytes

@@ -19,12 +19,10 @@ from stubserve.errors import unsupported
 # Upstream's error for a parameter of a response that is bytes
 BYTES_PARAMETER = "Response parameter of type 'TRITONSERVER_PARAMETER_BYTES' is not currently supported"
 
-# From so many bytes on numpy finds out more quickly that there are no control characters.
-_LONG = 1024
-
+# How orjson begins the characters that it writes as numbers: some control characters. rapidjson's digits are capitals.
+_NUMBERED = b"\\u00"
+_BETWEEN = b"\x7f"
 _SPECIAL = re.compile(rb'["\\\x00-\x1f]')
-# The control characters that hardly any text has, without the NUL
-_RARE = bytes(set(range(1, 0x20)) - set(b"\n\r\t"))
 _ESCAPED = {
     **{bytes((code,)): b"\\u%04X" % code for code in range(0x20)},
     b'"': b'\\"',
@@ -49,8 +47,12 @@ def string(text: str) -> bytes:
 
 def quoted(text: bytes) -> bytes:
     """Bytes in quotes: quotes, backslashes and control characters are escaped, all else stays as it is."""
-    if _SPECIAL.search(text) is None:
-        return b'"%b"' % text
+    try:
+        found = orjson.dumps(text.decode())
+        if _NUMBERED not in found:
+            return found
+    except UnicodeDecodeError:
+        pass
     return b'"%b"' % _SPECIAL.sub(lambda found: _ESCAPED[found[0]], text)
 
 
@@ -58,16 +60,16 @@ def strings(elements: Sequence[bytes]) -> bytes:
     """An array of strings."""
     if not elements:
         return b"[]"
-    # All at once, joined with NULs, if no string contains a NUL.
-    whole = b"\0".join(elements)
-    between = len(elements) - 1
-    plain = len(whole) >= _LONG and np.count_nonzero(np.frombuffer(whole, np.uint8) < 0x20) == between
-    if not plain and (whole.count(b"\0") != between or len(whole.translate(None, _RARE)) < len(whole)):
-        return b"[%b]" % b",".join(map(quoted, elements))
-    whole = whole.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
-    if not plain:
-        whole = whole.replace(b"\n", b"\\n").replace(b"\r", b"\\r").replace(b"\t", b"\\t")
-    return b'["%b"]' % whole.replace(b"\0", b'","')
+    if len(elements) == 1:
+        return b"[%b]" % quoted(elements[0])
+    # All at once, with a mark between two, if no string has the mark or a control character that is left then.
+    text = _BETWEEN.join(elements).replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+    text = text.replace(b"\n", b"\\n").replace(b"\r", b"\\r").replace(b"\t", b"\\t")
+    if np.frombuffer(text, np.uint8).min() >= 0x20:
+        found = text.replace(_BETWEEN, b'","')
+        if len(found) - len(text) == 2 * (len(elements) - 1):
+            return b'["%b"]' % found
+    return b"[%b]" % b",".join(map(quoted, elements))
 
 
 def floats(values: np.ndarray[Any, Any] | tuple[float, ...]) -> bytes:
