@@ -30,7 +30,7 @@ from stubserve_stub.runtime.outputs import Lease, own_offsets
 from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.datatypes import BYTES
-from stubserve_stub.wire.layout import COPIED_BYTES, INLINE_BYTES
+from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.options import RequestOptions
 from stubserve_stub.wire.places import AsList, InArena, Lent, OnDevice, Shared
 
@@ -301,7 +301,7 @@ def _output(
         why = places.refusal(place) or "lies in memory that was never this stub's to read"
         raise TritonModelException(f"Output '{name}' of another model {why}.")
     view = Lease(channel.arena, place.offset, place.nbytes, channel.drop).view()
-    if isinstance(place, Shared) or place.nbytes <= COPIED_BYTES:
+    if isinstance(place, Shared):
         view = view.toreadonly()
     else:
         channel.arena.make_writable(place.offset, place.nbytes)

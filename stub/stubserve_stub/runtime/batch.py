@@ -8,8 +8,8 @@ after the backend has executed
 2. the backend drops all objects that it was given and does not need. Inputs that are still alive are named as held, and
    an output of step 1 in held memory is copied after all.
 
-An input is a read-only view if others read its memory, too, if it is small (COPIED_BYTES), or if the backend writes to
-no inputs: then the pages stay protected, which saves two system calls for each. A backend that can choose where it
+An input is a read-only view if others read its memory, too, or if the backend writes to no inputs: then the pages stay
+protected, which saves two system calls for each. A backend that can choose where it
 writes its outputs asks for room (`reserve`), and outputs in it are answered from there. All other outputs are copied
 once, into the stub's own segment, or into the message if they are small.
 
@@ -31,7 +31,7 @@ from stubserve_stub.runtime.outputs import lease_of, no_memory, own_offsets
 from stubserve_stub.runtime.region_batch import RegionBatch
 from stubserve_stub.wire import places
 from stubserve_stub.wire.arena import ArenaFull, address_of
-from stubserve_stub.wire.layout import COPIED_BYTES, INLINE_BYTES
+from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.messages import Entry, WireRequest, WireResponse, WireTensor
 from stubserve_stub.wire.places import DEVICE_BASE, InArena, Lent, OnDevice, Place, Shared
 
@@ -122,7 +122,7 @@ class Batch:
             raise Refusal("input '{}' {}".format(name, why))
         arena = self._channel.arena
         view = arena.view(place.offset, place.nbytes)
-        if isinstance(place, Shared) or not writable or place.nbytes <= COPIED_BYTES:
+        if isinstance(place, Shared) or not writable:
             view = view.toreadonly()
         else:
             arena.make_writable(place.offset, place.nbytes)

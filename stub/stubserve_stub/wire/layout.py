@@ -57,8 +57,5 @@ INLINE_BYTES = 8 * 1024
 # At most so many strings of such a tensor travel one by one, because each is an object.
 LISTED_STRINGS = 128
 
-# A model that looks at a tensor up to this size gets a copy, which is cheaper than making its pages writable.
-COPIED_BYTES = 32 * 1024
-
 # Tensors begin at multiples of this (a cache line; also what SIMD loads like).
 ALIGNMENT = 64

@@ -4,12 +4,12 @@ A model runs native code, and native code writes past the end of arrays. So the 
 
 - its own segment: it can write to its own half, and read the parent's half;
 - other memory (ingress, other stubs' outputs) is read-only, except for tensors that are the model's own: their pages
-  are writable while it has them. A small tensor (COPIED_BYTES) is copied when the model looks at it.
+  are writable while it has them.
 
 A stray write anywhere else is a SIGSEGV in the process of the model that made it, at the line that made it.
 
-Costs: two system calls for each input above COPIED_BYTES outside the stub's own segment, 20 µs together and another 10
-µs for each megabyte; and as much again where the processor has to look up pages again.
+Costs: two system calls for each input in the arena outside the stub's own segment, 20 µs together and another 10 µs for
+each megabyte; and as much again where the processor has to look up pages again.
 """
 
 from __future__ import annotations

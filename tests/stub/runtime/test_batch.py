@@ -14,7 +14,7 @@ from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.outputs import Lease
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import ArenaFull
-from stubserve_stub.wire.layout import COPIED_BYTES, INLINE_BYTES
+from stubserve_stub.wire.layout import INLINE_BYTES
 from stubserve_stub.wire.places import InArena, InRegion, Lent, Shared
 
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
@@ -58,12 +58,6 @@ def test_an_input_is_a_view(stub: StubMemory, batch: Batch) -> None:
     assert view == DATA
     view[0] = 9
     assert stub.read(place)[0] == 9
-
-
-def test_a_small_one_cannot_be_written(stub: StubMemory, batch: Batch) -> None:
-    _, view = batch.input("IN", tuple(stub.give(DATA[:COPIED_BYTES])))
-    assert view.readonly
-    assert not batch.input("IN", tuple(stub.give(DATA[: COPIED_BYTES + 1])))[1].readonly
 
 
 def test_what_others_read_too_cannot_be_written(stub: StubMemory, batch: Batch) -> None:
