@@ -31,6 +31,8 @@ class Rules:
     by_shape: bool
     priorities: PriorityLevels
     hold_until: int
+    # What an instance wants at most, where the configuration leaves that open; 0 for no limit
+    most: int = 0
 
     def batcher(self) -> DynamicBatcher:
         return DynamicBatcher(
@@ -49,7 +51,8 @@ def expected_batch(rules: Rules, waiting: list[Request], now_ns: int) -> int:
     preferred = set(rules.preferred) or {limit}
     pending = best = total = 0
     send_now = False
-    for r in waiting:
+    is_open = not rules.delay_us and preferred == {limit}
+    for r in waiting[: (is_open and rules.most) or None]:
         size = max(1, r.batch_size)
         if pending:
             if total + size > max(preferred) and best == 0:
@@ -120,15 +123,16 @@ class Owner:
             self.scheduler.cancel(self.waiting[index % len(self.waiting)])
 
     def start_instance(self) -> None:
-        self.idle.append(self.instances)
-        self.scheduler.instance_idle(self.instances)
+        self.is_idle(self.instances)
         self.instances += 1
+
+    def is_idle(self, instance: int) -> None:
+        self.idle.append(instance)
+        self.scheduler.instance_idle(instance, most=self.rules.most if self.rules else 0)
 
     def finish(self, index: int) -> None:
         if self.busy:
-            instance = self.busy.pop(index % len(self.busy))
-            self.idle.append(instance)
-            self.scheduler.instance_idle(instance)
+            self.is_idle(self.busy.pop(index % len(self.busy)))
 
     def lose(self, index: int) -> None:
         everyone = self.idle + self.busy
@@ -293,6 +297,7 @@ def rules(draw: st.DrawFn) -> Rules:
         draw(st.booleans()),
         priorities,
         draw(st.sampled_from([0, 0, 0, 4])),
+        draw(st.sampled_from([0, 0, 1, 2, 3])),
     )
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from stubserve_stub.runtime import region_window
 from stubserve_stub.runtime.client_regions import MappedRegion, MappedRegions
 from stubserve_stub.runtime.region_window import RegionGone
@@ -21,6 +23,7 @@ from stubserve_stub.runtime.region_window import RegionGone
 from tests.client_memory import PAGE, SharedFile
 
 SIZE = 16 * PAGE
+BYTE, PLACE = st.integers(0, 255), st.integers(0, SIZE - 1)
 
 
 def numbers(first: int = 0, nbytes: int = SIZE) -> np.ndarray:
@@ -92,6 +95,21 @@ def test_pages_are_looked_at_where_there_may_have_been_a_page_fault(
     assert looks_of_the_next() == (0 if are_counted else 1)
     faults += 1
     assert looks_of_the_next() == 1
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(BYTE, PLACE, PLACE, st.sets(PLACE, max_size=3)), max_size=8))
+def test_any_inputs_one_after_the_other(file: SharedFile, inputs: list[tuple[int, int, int, set[int]]]) -> None:
+    """What the model has written to one is not in the next, whether or not pages were looked at."""
+    shared = region(file)
+    for first, offset, size, written in inputs:
+        file.put(numbers(first))
+        nbytes = min(size + 1, SIZE - offset)
+        array, loan = shared.lend(offset, nbytes)
+        assert (array == numbers(first)[offset : offset + nbytes]).all()
+        for place in written:
+            array[place % nbytes] ^= 0xFF
+        del array, loan
 
 
 def test_page_faults_are_counted_here() -> None:
