@@ -1,4 +1,4 @@
-"""No circles among the modules: imports point one way, those for types included."""
+"""Imports point one way, those for types included: no circles among modules, and an order of the rooms."""
 
 from __future__ import annotations
 
@@ -82,6 +82,29 @@ def test_imports_point_one_way() -> None:
     graph = {name: set(imported(name, path, known)) for name, path in known.items()}
     found = [sorted(circle) for circle in circles(graph)]
     assert not found, f"modules that import each other: {found}"
+
+
+def test_each_room_imports_only_from_the_rows_above_it() -> None:
+    """Rooms are what `docs/architecture.md` has in its table: packages and single modules."""
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("| in `src/stubserve/` | what |\n")[2]
+    rows = table.partition("\n\n")[0].splitlines()[1:]
+    height = {"stubserve": 0, "stubserve_stub": 0, "__main__": len(rows)}
+    for at, row in enumerate(rows):
+        height |= {name.removesuffix(".py").strip("/"): at for name in re.findall("`([^`]+)`", row.split("|")[1])}
+    known = modules()
+
+    def room(name: str) -> str:
+        top, _, rest = name.partition(".")
+        return rest.partition(".")[0] or top if top == "stubserve" else top
+
+    wrong = [
+        f"{name} -> {other}"
+        for name, path in sorted(known.items())
+        for other in imported(name, path, known)
+        if room(name) not in (room(other), "stubserve", "stubserve_stub")
+        if room(other) not in ("stubserve", "stubserve_stub") and height[room(other)] >= height[room(name)]
+    ]
+    assert not wrong
 
 
 @pytest.mark.parametrize(
