@@ -307,7 +307,6 @@ def test_every_flag_of_upstream_is_known(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("allow-gpu-metrics", "false"),
         ("http-thread-count", "8"),
         ("pinned-memory-pool-byte-size", "1099511627776"),
         ("cuda-memory-pool-byte-size", "0:67108864"),

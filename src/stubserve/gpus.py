@@ -46,11 +46,16 @@ def supported(least_capability: float = LEAST_CAPABILITY) -> Gpus:
     return Gpus(tuple(n for n, one in capabilities.items() if one >= least_capability), least_capability)
 
 
+def there_is_a_driver() -> bool:
+    """Whether this machine may have GPUs. The driver is not asked."""
+    named = os.environ.get(DRIVER_VARIABLE)
+    return any(map(os.path.exists, _DEVICES)) if named is None else bool(named)
+
+
 @functools.cache
 def found() -> dict[int, float]:
     """The compute capability of each GPU, by number; none where there is no driver, or it does not work."""
-    named = os.environ.get(DRIVER_VARIABLE)
-    if named == "" or (named is None and not any(map(os.path.exists, _DEVICES))):
+    if not there_is_a_driver():
         return {}
     command = [sys.executable, "-m", "stubserve_stub.device"]
     try:

@@ -175,8 +175,10 @@ def test_names_and_labels_stay(repository: Path) -> None:
             family = name if name in kinds else re.sub("_(count|sum|bucket)$", "", name)
             labels[family] |= set(re.findall(r'(\w+)="', pairs))
     assert {name: (kind, labels[name]) for name, kind in kinds.items()} == FAMILIES
-    # Those of the response cache are there where there is one, and vLLM's for models of OpenAI's routes (test_openai).
-    assert {name for name in RESERVED if not name.startswith(("nv_cache", "vllm:"))} == set(FAMILIES)
+    # The others are there where there is a response cache, a GPU (test_gpu_metrics) or a model of OpenAI's routes
+    # (test_openai).
+    elsewhere = ("nv_cache", "nv_gpu", "nv_energy", "vllm:")
+    assert {name for name in RESERVED if not name.startswith(elsewhere)} == set(FAMILIES)
 
 
 def test_a_stub_that_dies_is_seen(repository: Path) -> None:

@@ -13,6 +13,7 @@ from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tokens import Tokens
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
+from stubserve.observability.gpu_metrics import GpuMetrics
 from stubserve.observability.metrics import MachineMetrics, ServerMetrics
 from stubserve.response_cache.local import LocalStore
 from stubserve.settings.groups import LatencySettings
@@ -49,7 +50,7 @@ _WHERE = {
     "Language models behind OpenAI's routes": lambda name: name.startswith("vllm:"),
     "The response cache": lambda name: name.startswith("nv_cache"),
     "Instances, batches and shared memory": lambda name: name.startswith("stubserve_"),
-    "The machine": lambda name: name.startswith(("nv_cpu", "nv_pinned")),
+    "The machine": lambda name: name.startswith(("nv_cpu", "nv_gpu", "nv_energy", "nv_pinned")),
 }
 
 
@@ -92,10 +93,13 @@ def _printed() -> str:
     # The last ones that the table of families has
     server = list(RESERVED)[list(RESERVED).index("stubserve_memory_pressure") :]
     readings = dict.fromkeys(server, lambda: 0.0)
+    gpus = GpuMetrics(2.0)
+    of_gpus = [name for name in RESERVED if name.startswith("nv_gpu") or name == "nv_energy_consumption"]
+    gpus.values["GPU-..."] = dict.fromkeys(of_gpus, 0.0)
     text = ServerMetrics(
         lambda: [cast(Any, model)],
         everything,
-        MachineMetrics(2.0, True),
+        MachineMetrics(2.0, True, gpus),
         MetricRegistry(RESERVED),
         memory,
         readings,

@@ -130,9 +130,11 @@ auth-open-api = open_kinds: APIs that need no token, as health,metrics (none).
 [metrics] Metrics
 allow-metrics = allow: Serve metrics (true).
 allow-cpu-metrics = allow_cpu: Metrics of the machine's CPU and memory (true).
+allow-gpu-metrics = allow_gpu: Metrics of the machine's GPUs, where nvidia-ml-py is installed (true).
 metrics-address = address: The address to serve metrics on (that of HTTP).
 metrics-port = port: The port to serve metrics on (8002).
-metrics-interval-ms = interval_ms: How long CPU utilization is measured over, at least (2000).
+metrics-interval-ms = interval_ms: How long CPU utilization is measured over, at least, and how often GPUs are asked
+    (2000).
 metrics-config = config: <setting>=<value>, as summary_latencies=true.
 status-page = status_page: A page for people at / of the metrics port (true).
 [sagemaker] SageMaker

@@ -50,7 +50,6 @@ _NO_GPU = "the server itself touches no GPU; what a model takes of one is for it
 _ONE_LOOP = "HTTP is served by one event loop, not by a pool of threads"
 
 UNNEEDED = {
-    "allow-gpu-metrics": Unneeded("there are no metrics of GPUs here", parse_bool),
     "cache-directory": Unneeded("the caches are built in", str),
     "http-thread-count": Unneeded(_ONE_LOOP, parse_int),
     "sagemaker-thread-count": Unneeded(_ONE_LOOP, parse_int),

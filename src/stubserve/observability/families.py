@@ -48,6 +48,12 @@ gauge nv_cache_num_lookups: Number of cache lookups in response cache
 gauge nv_cache_num_evictions: Number of cache evictions in response cache
 gauge nv_pinned_memory_pool_total_bytes: Pinned memory pool total memory size, in bytes
 gauge nv_pinned_memory_pool_used_bytes: Pinned memory pool used memory size, in bytes
+gauge nv_gpu_utilization: GPU utilization rate [0.0 - 1.0)
+gauge nv_gpu_memory_total_bytes: GPU total memory, in bytes
+gauge nv_gpu_memory_used_bytes: GPU used memory, in bytes
+gauge nv_gpu_power_usage: GPU power usage in watts
+gauge nv_gpu_power_limit: GPU power management limit in watts
+counter nv_energy_consumption: GPU energy consumption in joules since the server started
 gauge nv_cpu_utilization: CPU utilization rate [0.0 - 1.0]
 gauge nv_cpu_memory_total_bytes: CPU total memory (RAM), in bytes
 gauge nv_cpu_memory_used_bytes: CPU used memory (RAM), in bytes

@@ -22,6 +22,7 @@ from stubserve.memory.server_memory import Memory
 from stubserve.observability.custom_metrics import Labels, MetricRegistry
 from stubserve.observability.exposition import Exposition, FamilyText
 from stubserve.observability.families import FAMILIES
+from stubserve.observability.gpu_metrics import GpuMetrics
 from stubserve.response_cache.local import LocalStore
 from stubserve.response_cache.store import ResponseCache
 from stubserve.settings.groups import LatencySettings
@@ -215,17 +216,21 @@ def _expose_cache(store: LocalStore, exposition: Exposition) -> None:
 
 
 class MachineMetrics:
-    """`interval_s` is the shortest time over which utilization is measured; until it is over the last value counts."""
+    """`interval_s` is the shortest time over which utilization is measured; until it is over the last value counts.
 
-    def __init__(self, interval_s: float, cpu: bool) -> None:
+    `cpu` says whether those of CPU and memory are wanted, and `gpus` has those of the GPUs that there are.
+    """
+
+    def __init__(self, interval_s: float, cpu: bool, gpus: GpuMetrics) -> None:
         self._interval_s = interval_s
         self._cpu = cpu
+        self._gpus = gpus
         self._measured_at = time.monotonic()
         self._times = _busy_and_total()
         self._utilization = 0.0
 
     def expose(self, exposition: Exposition) -> None:
-        """Adds the metrics of CPU and memory if wanted, and of the pinned memory pool, which does not exist here."""
+        """Adds the metrics of the machine that are wanted, and of the pinned memory pool, which does not exist here."""
         values: dict[str, float] = {"nv_pinned_memory_pool_total_bytes": 0, "nv_pinned_memory_pool_used_bytes": 0}
         if self._cpu:
             memory = psutil.virtual_memory()
@@ -234,6 +239,9 @@ class MachineMetrics:
             values["nv_cpu_memory_used_bytes"] = memory.total - memory.available
         for name, value in values.items():
             _family(exposition, name).sample((), value)
+        for uuid, of_gpu in self._gpus.values.items():
+            for name, value in of_gpu.items():
+                _family(exposition, name).sample((("gpu_uuid", uuid),), value)
 
     def _measure(self) -> float:
         now = time.monotonic()

@@ -16,6 +16,7 @@ from stubserve.api.tokens import Tokens
 from stubserve.connections.arrival import Arrivals
 from stubserve.connections.slow_clients import RequestPace, SlowClients
 from stubserve.errors import ServeError, invalid, overloaded, unavailable
+from stubserve.gpus import there_is_a_driver
 from stubserve.http.access import http_access
 from stubserve.http.json.process import JsonProcess
 from stubserve.inference.long_work import Offload
@@ -31,6 +32,7 @@ from stubserve.memory.system_pressure import MemoryPressure
 from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
+from stubserve.observability.gpu_metrics import GpuMetrics
 from stubserve.observability.metrics import MachineMetrics, Readings, ServerMetrics
 from stubserve.observability.trace_file import TraceFile
 from stubserve.observability.trace_queue import TraceQueue
@@ -94,7 +96,9 @@ class Server:
         self.find_model = self._find_unless_short if settings.shed_on_memory_pressure else self._registry.find
         custom = MetricRegistry(RESERVED)
         measured = settings.metrics
-        machine = MachineMetrics(measured.interval_ms / 1000, measured.allow_cpu)
+        interval_s = measured.interval_ms / 1000
+        self._gpu_metrics = GpuMetrics(interval_s)
+        machine = MachineMetrics(interval_s, measured.allow_cpu, self._gpu_metrics)
         self.metrics = ServerMetrics(
             self._registry.serving, measured.latencies, machine, custom, self.memory, self._readings(), self.cache
         )
@@ -146,6 +150,8 @@ class Server:
         After that error the server is neither live nor ready, and has no models.
         """
         self._memory_pressure.start()
+        if self.settings.metrics.allow and self.settings.metrics.allow_gpu and there_is_a_driver():
+            await self._gpu_metrics.start()
         try:
             await asyncio.to_thread(_check_debugged, self.settings)
             complete = await self._control.load_all()
@@ -247,6 +253,7 @@ class Server:
         if self.cache is not None:
             await self.cache.close()
         self._memory_pressure.close()
+        await self._gpu_metrics.stop()
         self.large_json.close()
         await asyncio.to_thread(self.tracing.close)
         self.offload.close()

@@ -241,6 +241,7 @@ class MetricsSettings:
 
     allow: bool = True
     allow_cpu: bool = True
+    allow_gpu: bool = True
     address: str = ""
     port: int = 8002
     interval_ms: int = 2000
