@@ -102,7 +102,7 @@ def check_installation(words: list[str]) -> None:
     """What pip is told to install is this package, with extras that it has, or something else's name."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for word in words:
-        match = re.fullmatch(r"stubserve(?:\[([\w,]*)\])?(?:[=<>~]=?[\d.]+)?", word)
+        match = re.fullmatch(r"stubserve(?:\[([\w,-]*)\])?(?:[=<>~]=?[\d.]+)?", word)
         if match is None:
             assert not word.startswith("stubserve"), word
         else:
