@@ -309,10 +309,8 @@ def test_every_flag_of_upstream_is_known(name: str) -> None:
     [
         ("http-thread-count", "8"),
         ("pinned-memory-pool-byte-size", "1099511627776"),
-        ("cuda-memory-pool-byte-size", "0:67108864"),
         ("model-load-gpu-limit", "0:0.5"),
         ("host-policy", "gpu_0,cpu-cores=0-3"),
-        ("enable-peer-access", "ON"),
     ],
 )
 def test_what_nothing_here_could_heed_is_said_to_be_without_effect(name: str, value: str) -> None:

@@ -156,6 +156,30 @@ def test_a_gpu_without_room_refuses_with_the_reason(repository: Path, tmp_path: 
         assert (binary_output(server.infer_array("chain", NUMBERS)) == NUMBERS).all()
 
 
+def test_a_pool_has_no_more_than_the_flag_allows(repository: Path, tmp_path: Path) -> None:
+    write_gpu_model(repository, "upload", UPLOAD)
+    write_gpu_model(repository, "pass", PASS)
+    write_chain(repository, "chain", "upload", "pass")
+    flags = ("--cuda-memory-pool-byte-size=1:4096", f"--cuda-memory-pool-byte-size=0:{32 << 20}")
+    with GpuServing(repository, tmp_path, *flags) as server:
+        server.wait_until_ready()
+        answer = server.infer_array("chain", np.zeros(10 << 20, np.float32))
+        assert answer.status == 503
+        assert "no room for 41943040 bytes in the pool of GPU 0, which has 33554432 bytes" in answer.error
+        assert "Raise --cuda-memory-pool-byte-size=0:BYTES" in answer.error
+        assert (binary_output(server.infer_array("chain", NUMBERS)) == NUMBERS).all()
+
+
+def test_peers_that_are_not_to_access_each_other(repository: Path, tmp_path: Path) -> None:
+    write_gpu_model(repository, "upload", UPLOAD)
+    write_gpu_model(repository, "turn", TURN, gpu=1)
+    write_chain(repository, "chain", "upload", "turn")
+    with GpuServing(repository, tmp_path, "--enable-peer-access=false", EMULATED_PEERS="1") as server:
+        server.wait_until_ready()
+        assert (binary_output(server.infer_array("chain", NUMBERS)) == TURNED).all()
+        server.wait_for("GPU 0 and GPU 1 are no peers")
+
+
 def test_kills_at_any_moment_leave_nothing(repository: Path, tmp_path: Path) -> None:
     """No wrong answer, and no chunk and no descriptor of a stub that is gone."""
     write_gpu_model(repository, "upload", UPLOAD)

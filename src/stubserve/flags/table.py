@@ -71,6 +71,9 @@ stub-env = stub_env: [<model>:]<name>: models see this variable of the server's 
     stands for any characters, and the last that fits counts (all but the server's own secrets).
 stub-new-privileges = stub_new_privileges: Let what models start gain privileges, as sudo does (false).
 environment-cache = environment_cache: Where archives of environments are extracted (~/.cache/stubserve/environments).
+cuda-memory-pool-byte-size = gpu_pools: <GPU>:<bytes>: the most memory of a GPU that the tensors of one stub may take,
+    where that is not all; 0: all.
+enable-peer-access = peer_access: Copy tensors from one GPU to another directly, where the GPUs can (true).
 check-outputs = check_outputs: Compare outputs of Python models with their configuration: never, first (answers of
     each instance), always, or refuse, which answers wrong ones with an error (first).
 debug-model = debug_models: Give this model's stub the terminal, so that breakpoint() works in it.
@@ -211,6 +214,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
     "backend-config": values.parse_backend_config,
     "stub-sandbox": values.parse_sandbox,
     "stub-env": values.parse_variable,
+    "cuda-memory-pool-byte-size": values.parse_gpu_pool,
     "http-cors-origin": values.parse_origin,
     "http-restricted-api": values.restricted("--http-restricted-api", "api"),
     "grpc-restricted-protocol": values.restricted("--grpc-restricted-protocol", "protocol"),

@@ -58,10 +58,8 @@ UNNEEDED = {
     "grpc-infer-allocation-pool-size": Unneeded("requests and responses are not pooled here", parse_int),
     "grpc-max-response-pool-size": Unneeded("how much waits for a slow reader is bounded by its bytes here", parse_int),
     "pinned-memory-pool-byte-size": Unneeded(_NO_POOL, parse_long),
-    "cuda-memory-pool-byte-size": Unneeded(_NO_POOL, _check_device_bytes),
     "cuda-virtual-address-size": Unneeded(_NO_POOL, _check_device_bytes),
     "buffer-manager-thread-count": Unneeded("tensors are not copied by threads of their own here", parse_count),
-    "enable-peer-access": Unneeded(_NO_GPU, parse_bool),
     "model-load-gpu-limit": Unneeded(_NO_GPU, _check_device_fraction),
     "host-policy": Unneeded(
         "instances are processes, which the system places; to bind them all, start the server under numactl or taskset",

@@ -264,6 +264,12 @@ def parse_metrics_config(text: str) -> dict[str, Any]:
     return {"quantiles": quantiles}
 
 
+def parse_gpu_pool(text: str) -> tuple[int, int]:
+    """`<GPU>:<bytes>` as two numbers. Raises UsageError."""
+    gpu, nbytes = parse_pair(text)
+    return parse_count(gpu), parse_count(nbytes)
+
+
 def parse_rate_limit(text: str) -> str:
     """Whether instances share resources, in upper or lower case. Raises UsageError."""
     mode = text.lower()

@@ -14,6 +14,7 @@ from stubserve.environments.environment import Environment
 from stubserve.instances.execution_watch import execute_timeout
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
+from stubserve.instances.stub_devices import NO_GPU_MEMORY, GpuMemory
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import InstanceSpec
 
@@ -42,7 +43,7 @@ class Launcher:
     With `terminal` one stub has the server's terminal, for a debugger. `threads` limits onnxruntime's threads (0: no
     limit); the environment's variables limit other libraries. `execute_timeout_s` is the limit of an `execute` if the
     model sets none (0: no limit); `check_outputs` is which answers are compared with the configuration: never, first or
-    always. `gpus` is how many GPUs there are that tensors may lie on.
+    always. `gpu_memory` is what tensors may lie on beside the arena.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Launcher:
         threads: int = 0,
         execute_timeout_s: float = 0.0,
         check_outputs: str = "never",
-        gpus: int = 0,
+        gpu_memory: GpuMemory = NO_GPU_MEMORY,
     ) -> None:
         self._memory = memory
         self._environment = environment
@@ -69,7 +70,7 @@ class Launcher:
         self._threads = threads
         self._execute_timeout_s = execute_timeout_s
         self._check_outputs = check_outputs
-        self._gpus = gpus
+        self._gpu_memory = gpu_memory
 
     def boot(self, instance: str) -> Stub:
         """A stub that is importing the model. Raises ServeError if no process can be started."""
@@ -92,7 +93,7 @@ class Launcher:
             log_from_stub,
             self._services,
             self._terminal,
-            self._gpus,
+            self._gpu_memory,
         )
 
     async def initialize(self, stub: Stub, spec: InstanceSpec, config: Any, config_json: str) -> None:

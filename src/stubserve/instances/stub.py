@@ -20,7 +20,7 @@ from stubserve.instances.execution_watch import ExecutionWatch
 from stubserve.instances.handshake import Handshake
 from stubserve.instances.metrics import StubMetrics
 from stubserve.instances.services import Services, change_model
-from stubserve.instances.stub_devices import StubDevices
+from stubserve.instances.stub_devices import NO_GPU_MEMORY, GpuMemory, StubDevices
 from stubserve.instances.stub_process import Health, StubProcess
 from stubserve.instances.stub_regions import StubRegions
 from stubserve.instances.work import StubWork
@@ -32,7 +32,7 @@ from stubserve.memory.stub_memory import StubMemory
 class Stub:
     """A stub process with its rings and memory. `death` is its cause of death, None while it lives.
 
-    `gpus` is how many GPUs the machine has that its tensors may lie on.
+    `gpu_memory` is what its tensors may lie on beside the arena.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Stub:
         on_log: Callable[[dict[str, Any]], None],
         services: Services,
         terminal: bool = False,
-        gpus: int = 0,
+        gpu_memory: GpuMemory = NO_GPU_MEMORY,
     ) -> None:
         self.death: str | None = None
         self._loop = asyncio.get_running_loop()
@@ -63,8 +63,8 @@ class Stub:
                 self._regions = StubRegions()
                 inherited.append(self._regions.theirs.fileno())
             self._outputs = outputs = StubMemory(memory.segments)
-            if gpus:
-                self._devices = StubDevices(name, gpus, {}, outputs, memory.segments)
+            if gpu_memory.gpus:
+                self._devices = StubDevices(name, gpu_memory, outputs, memory.segments)
                 inherited.append(self._devices.theirs.fileno())
             segment = memory.arena.segment(outputs.index)
             self._words = segment.parent_words

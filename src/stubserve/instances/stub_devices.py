@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from stubserve_stub.wire.messages import pack, unpack
 
@@ -26,24 +26,35 @@ log = logging.getLogger("stubserve.instances")
 _DATAGRAM = 256
 
 
+class GpuMemory(NamedTuple):
+    """The memory of GPUs that a stub's tensors may lie on: of the first `gpus` GPUs.
+
+    `limits` are the most bytes of a pool, by GPU. `peers`: tensors may go from one GPU to another directly.
+    """
+
+    gpus: int = 0
+    limits: Mapping[int, int] = {}
+    peers: bool = True
+
+
+NO_GPU_MEMORY = GpuMemory()
+
+
 class StubDevices:
     """The pools of one stub, `name`, and the chunks that it has of others. Raises OSError.
 
-    There are `gpus` GPUs; `limits` are the most bytes of a pool, by GPU. `theirs` is the stub's end of the socket.
+    `theirs` is the stub's end of the socket.
     """
 
-    def __init__(
-        self, name: str, gpus: int, limits: Mapping[int, int], memory: StubMemory, segments: SegmentPool
-    ) -> None:
+    def __init__(self, name: str, allowed: GpuMemory, memory: StubMemory, segments: SegmentPool) -> None:
         self._name = name
-        self._gpus = gpus
-        self._limits = limits
+        self._allowed = allowed
         self._socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._look)
         self._known: dict[DevicePool, set[int]] = {}
-        self.pools = StubPools(segments.take_pools(gpus), self._look, self.tell, memory.free_later)
+        self.pools = StubPools(segments.take_pools(allowed.gpus), self._look, self.tell, memory.free_later)
         memory.pools = self.pools
         # Tells the stub that a pool is gone
         self.on_gone: Callable[[int], object] = lambda number: None
@@ -53,8 +64,7 @@ class StubDevices:
         return {
             "line": self.theirs.fileno(),
             "pools": self.pools.first,
-            "gpus": self._gpus,
-            "limits": dict(self._limits),
+            **self._allowed._asdict(),
         }
 
     def tell_all(self, tensors: Iterable[Tensor]) -> None:

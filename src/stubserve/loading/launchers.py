@@ -25,6 +25,7 @@ from stubserve.environments.resolve import Environments
 from stubserve.errors import invalid
 from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.services import Services
+from stubserve.instances.stub_devices import GpuMemory
 from stubserve.loading.program import check_python_parameters, environment_of, locate_program, missing_parts
 from stubserve.loading.source_check import SourceProblem, misspelt_hooks
 from stubserve.memory.server_memory import Memory
@@ -103,7 +104,11 @@ class Launchers:
             threads,
             settings.execute_timeout_secs,
             settings.check_outputs,
-            max(candidate.gpus.numbers, default=-1) + 1,
+            GpuMemory(
+                max(candidate.gpus.numbers, default=-1) + 1,
+                {gpu: nbytes for gpu, nbytes in settings.gpu_pools if nbytes},
+                settings.peer_access,
+            ),
         )
         return launcher, config, not missing
 

@@ -166,7 +166,10 @@ WITHHELD = tuple(map(VariableRule, _SECRETS.split()))
 
 @dataclass(frozen=True, slots=True)
 class InstanceSettings:
-    """What models run in, and how their stubs are kept alive. `backend_config` has (backend or "", setting, value)."""
+    """What models run in, and how their stubs are kept alive. `backend_config` has (backend or "", setting, value).
+
+    `gpu_pools` has (GPU, most bytes of a stub's pool there).
+    """
 
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
     backend_config: tuple[tuple[str, str, str], ...] = ()
@@ -186,6 +189,8 @@ class InstanceSettings:
     stub_writable: tuple[Path, ...] = ()
     stub_new_privileges: bool = False
     stub_env: tuple[VariableRule, ...] = ()
+    gpu_pools: tuple[tuple[int, int], ...] = ()
+    peer_access: bool = True
 
     def gives_terminal(self, model: str) -> bool:
         """Whether the stubs of a model have the server's terminal, for a debugger."""

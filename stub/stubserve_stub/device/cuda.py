@@ -38,9 +38,13 @@ _LAZY_PEER_ACCESS = 1
 
 
 class Cuda:
-    """The driver. Raises NoDriver where there is none, where it is too old, or where it finds no GPU."""
+    """The driver. Raises NoDriver where there is none, where it is too old, or where it finds no GPU.
 
-    def __init__(self) -> None:
+    Without `peers` no device accesses another one's memory directly.
+    """
+
+    def __init__(self, peers: bool = True) -> None:
+        self._peers = peers
         self.functions = functions.Functions()
         self.functions.call("cuInit", 0)
         version = c_int()
@@ -59,6 +63,8 @@ class Cuda:
 
     def can_access(self, number: int, peer: int) -> bool:
         """Whether a device can read and write the memory of another one directly."""
+        if not self._peers:
+            return False
         can = c_int()
         self.functions.call("cuDeviceCanAccessPeer", byref(can), number, peer)
         return bool(can.value)

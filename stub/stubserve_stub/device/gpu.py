@@ -13,6 +13,7 @@ from stubserve_stub.device.cuda import Cuda, Device
 
 _guard = threading.RLock()
 _driver: Optional[Cuda] = None
+_peers = True
 _open: "Dict[int, Gpu]" = {}
 
 
@@ -41,12 +42,18 @@ class Gpu:
         self.stream.synchronize()
 
 
+def forbid_peers() -> None:
+    """Devices of this process are no peers, whatever they can. Before the driver is loaded."""
+    global _peers
+    _peers = False
+
+
 def driver() -> Cuda:
     """Raises NoDriver."""
     global _driver
     with _guard:
         if _driver is None:
-            _driver = Cuda()
+            _driver = Cuda(_peers)
         return _driver
 
 

@@ -111,13 +111,16 @@ class Devices:
     """A stub's pools, and its windows on those of others. Safe on any thread.
 
     `facts` came with the boot message: `line`, a socket to the server; `pools`, the number of the pool on GPU 0 (that
-    on GPU n is n higher) and `gpus`, how many there are; `limits`, the most bytes of each pool.
+    on GPU n is n higher) and `gpus`, how many there are; `limits`, the most bytes of each pool; `peers`, whether memory
+    goes from one GPU to another directly.
     """
 
     def __init__(self, facts: Mapping[str, Any], control: Control) -> None:
         self._line = socket.socket(fileno=facts["line"])
         self._first, self._count = facts["pools"], facts["gpus"]
         self._limits: Mapping[int, int] = facts["limits"]
+        if not facts["peers"]:
+            gpus.forbid_peers()
         self._control = control
         # The GPU of the instance; None for one on the CPU, which takes tensors wherever they are
         self.home: Optional[int] = None
