@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from stubserve.api.access import Access
 from stubserve.api.inference_server import InferenceServer
 from stubserve.errors import ServeError, invalid, unavailable, unsupported
+from stubserve.gpus import there_is_a_driver
 from stubserve.inference.served_model import ServedModel
 from stubserve.loading.control import ModelControl
 from stubserve.memory import client_regions
@@ -112,27 +113,20 @@ def statistics(registry: Registry, name: str, version: str) -> list[dict[str, An
 
 
 def extensions(server: ServerFacts) -> list[str]:
-    missing = {CUDA_SHARED_MEMORY} if server.regions is not None else {CUDA_SHARED_MEMORY, SYSTEM_SHARED_MEMORY}
+    missing = {CUDA_SHARED_MEMORY, SYSTEM_SHARED_MEMORY}
+    if server.regions is not None:
+        missing = set() if there_is_a_driver() else {CUDA_SHARED_MEMORY}
     return [extension for extension in EXTENSIONS if extension not in missing]
 
 
-def region_rows(server: ServerFacts, name: str) -> list[dict[str, str | int]]:
-    """The status of a region of shared memory; without a name that of all. Raises ServeError."""
+def region_rows(server: ServerFacts, name: str, on_device: bool = False) -> list[dict[str, str | int]]:
+    """The status of a region of shared memory on the host, or on a GPU; without a name of all. Raises ServeError."""
     regions = server.regions
     if not name:
-        return [] if regions is None else regions.rows()
+        return [] if regions is None else regions.rows(on_device)
     if regions is None:
-        raise client_regions.unknown_system(name)
-    return [regions.row(name)]
-
-
-def cuda_region_rows(server: ServerFacts, name: str) -> list[dict[str, str | int]]:
-    """As `region_rows`, for regions on GPUs, of which there are none. Raises ServeError."""
-    if name:
-        if server.regions is not None and name in server.regions:
-            raise client_regions.not_cuda(name)
-        raise client_regions.unknown_cuda(name)
-    return []
+        raise client_regions.unknown_cuda(name) if on_device else client_regions.unknown_system(name)
+    return [regions.row(name, on_device)]
 
 
 def register_region(server: ServerFacts, name: str, key: str, offset: int, nbytes: int) -> None:
@@ -142,24 +136,20 @@ def register_region(server: ServerFacts, name: str, key: str, offset: int, nbyte
     server.regions.register(name, key, offset, nbytes)
 
 
-def unregister_region(server: ServerFacts, name: str) -> None:
-    """Unregisters a region of shared memory; without a name all of them. Raises ServeError."""
+def cuda_regions(server: ServerFacts, name: str) -> client_regions.ClientRegions:
+    """Where a region of GPU memory can be registered. Raises ServeError where none can."""
     if server.regions is None:
         raise client_regions.disabled()
-    server.regions.unregister(name)
+    if not there_is_a_driver():
+        raise client_regions.no_gpu(name)
+    return server.regions
 
 
-def refuse_cuda_region(server: ServerFacts, name: str) -> None:
-    """Raises ServeError: there is no GPU."""
-    raise client_regions.disabled() if server.regions is None else client_regions.no_gpu(name)
-
-
-def unregister_cuda_region(server: ServerFacts, name: str) -> None:
-    """Does nothing, as there are no such regions. Raises ServeError if clients may not use shared memory."""
+def unregister_region(server: ServerFacts, name: str, on_device: bool = False) -> None:
+    """Unregisters a region of shared memory; without a name all of its kind. Raises ServeError."""
     if server.regions is None:
         raise client_regions.disabled()
-    if name in server.regions:
-        raise client_regions.not_cuda(name)
+    server.regions.unregister(name, on_device)
 
 
 def no_repository_name() -> ServeError:

@@ -142,7 +142,8 @@ class BodyPlacer:
     ) -> Tensor:
         place = self.output_in_region(region, offset, nbytes)
         # Strings are checked before a model gets them, and must not change after that.
-        if nbytes <= INLINE_BYTES or (datatype == BYTES and nbytes <= LARGE_BYTES):
+        is_soon = nbytes <= INLINE_BYTES or (datatype == BYTES and nbytes <= LARGE_BYTES)
+        if is_soon and not place.region.on_device:
             return self.put(name, datatype, shape, place.read())
         return Tensor(name, datatype, shape, None, RegionSpan(place))
 

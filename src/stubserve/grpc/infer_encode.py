@@ -78,7 +78,10 @@ def encode(
 def takes_long(response: Response, slots: Mapping[str, Slot]) -> bool:
     """Whether to encode a response in steps: for its classes, or because it goes into its client's shared memory."""
     for tensor in response.outputs:
-        if tensor.nbytes > LARGE_OUTPUT and tensor.name in slots and slots[tensor.name].classification:
+        slot = slots.get(tensor.name)
+        if slot is None or not slot.classification:
+            continue
+        if tensor.nbytes > LARGE_OUTPUT or (slot.region is not None and slot.region.region.on_device):
             return True
     return False
 

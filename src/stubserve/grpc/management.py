@@ -141,14 +141,21 @@ class ManagementRpcs:
         return service_pb2.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_region_status(self, request: Any) -> Any:
-        management.cuda_region_rows(self._server, request.name)
-        return service_pb2.CudaSharedMemoryStatusResponse()
+        response = service_pb2.CudaSharedMemoryStatusResponse()
+        for row in management.region_rows(self._server, request.name, on_device=True):
+            region = response.regions[row["name"]]
+            for field, value in row.items():
+                setattr(region, field, value)
+        return response
 
     async def cuda_region_register(self, request: Any) -> Any:
-        management.refuse_cuda_region(self._server, request.name)
+        regions = management.cuda_regions(self._server, request.name)
+        of_gpu = request.raw_handle, request.device_id, request.byte_size
+        await regions.register_on_device(request.name, *of_gpu)
+        return service_pb2.CudaSharedMemoryRegisterResponse()
 
     async def cuda_region_unregister(self, request: Any) -> Any:
-        management.unregister_cuda_region(self._server, request.name)
+        management.unregister_region(self._server, request.name, on_device=True)
         return service_pb2.CudaSharedMemoryUnregisterResponse()
 
     def _model(self, request: Any) -> ServedModel:

@@ -168,9 +168,13 @@ def _in_parts(pieces: Iterator[bytes], place: Place) -> LongWork[list[bytes | me
 
 
 def is_large(request: Request, response: Response, reply_format: ReplyFormat, accept_encoding: bytes | None) -> bool:
-    """Whether to encode a response in steps: much text, many classes, or much to compress."""
+    """Whether to encode a response in steps: much text, many classes, much to compress, or a copy to a GPU."""
     if len(request.id) > LARGE_OUTPUT:
         return True
+    if request.regions is not None and reply_format.slots is not None:
+        for wanted in reply_format.slots.values():
+            if wanted.region is not None and wanted.region.region.on_device:
+                return True
     for tensor in response.outputs:
         if tensor.nbytes > LARGE_OUTPUT:
             slot = _slot(tensor, reply_format)

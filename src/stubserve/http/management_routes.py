@@ -127,7 +127,7 @@ class ManagementRoutes:
         return json_response(management.region_rows(self._server, _region(request)))
 
     async def cuda_region_status(self, request: Request) -> Response:
-        return json_response(management.cuda_region_rows(self._server, _region(request)))
+        return json_response(management.region_rows(self._server, _region(request), on_device=True))
 
     async def register_region(self, request: Request) -> Response:
         name = _region(request)
@@ -141,10 +141,11 @@ class ManagementRoutes:
 
     async def register_cuda_region(self, request: Request) -> Response:
         name = _region(request)
-        async with body_of(request, self._server):
+        async with body_of(request, self._server) as body:
             if self._server.regions is not None and not name:
                 raise invalid("'region name' is necessary to register cuda shared memory region")
-            management.refuse_cuda_region(self._server, name)
+            regions = management.cuda_regions(self._server, name)
+            await regions.register_on_device(name, *_cuda_region_parameters(body))
         return Response(b"", media_type="application/json")
 
     async def unregister_region(self, request: Request) -> Response:
@@ -154,11 +155,15 @@ class ManagementRoutes:
 
     async def unregister_cuda_region(self, request: Request) -> Response:
         async with body_of(request, self._server):
-            management.unregister_cuda_region(self._server, _region(request))
+            management.unregister_region(self._server, _region(request), on_device=True)
         return Response(b"", media_type="application/json")
 
     def _model(self, request: Request) -> ServedModel:
         return self._server.known_model(request.path_params["model"], request.path_params.get("version", ""))
+
+
+# Of a cudaIpcMemHandle_t
+CUDA_HANDLE_BYTES = 64
 
 
 def _region(request: Request) -> str:
@@ -276,6 +281,30 @@ def _region_parameters(body: bytes) -> tuple[str, int, int]:
     if nbytes is UNSET:
         raise invalid("Shared memory register request has no 'byte_size' field")
     return key, offset, _size(nbytes)
+
+
+def _cuda_region_parameters(body: bytes) -> tuple[bytes, int, int]:
+    """Handle, GPU and size of a region. Raises ServeError with upstream's texts."""
+    document = parse_json(body)
+    handle = find(document, "raw_handle")
+    if handle is UNSET:
+        raise invalid("Shared memory register request has no 'raw_handle' field")
+    text = find(handle, "b64")
+    if text is UNSET:
+        raise invalid("Shared memory register request has no 'b64' field")
+    try:
+        raw = base64.b64decode(text if isinstance(text, str) else "", validate=True)
+    except ValueError:
+        raw = b""
+    if len(raw) != CUDA_HANDLE_BYTES:
+        raise invalid("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
+    values = []
+    for name in ("device_id", "byte_size"):
+        value = find(document, name)
+        if value is UNSET:
+            raise invalid(f"Shared memory register request has no '{name}' field")
+        values.append(_size(value))
+    return raw, values[0], values[1]
 
 
 def _size(value: object) -> int:

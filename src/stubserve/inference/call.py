@@ -5,8 +5,8 @@ Every way in (HTTP, gRPC, `generate`, a model that calls another) makes a call. 
 - `submit` returns, and then responses come until one is final. Or `submit` raises, and then nothing of the request is
   left: the memory of its inputs is dropped, the call has forgotten it, and no response will come;
 - `begin` and `begin_later` are for calls of clients. They submit at once, or after the long work: reading the request,
-  reading strings in the client's shared memory, and checking many strings. A refusal after they have returned goes to
-  `refused`, and nothing of the request is left;
+  reading strings and memory of GPUs that the client shares, and checking many strings. A refusal after they have
+  returned goes to `refused`, and nothing of the request is left;
 - only ServeError is raised. Any other exception is a fault of the server: it is logged, and becomes INTERNAL;
 - `respond` is not called after the final response, nor after the call was given up, so no client is answered twice.
   Neither `refused` nor the receiver of a response that was made later is called after `cancel`;
@@ -77,7 +77,7 @@ class Call:
 
         Raises ServeError as `submit`.
         """
-        if takes_long or (request.regions is not None and any(map(_has_strings_left, request.inputs))):
+        if takes_long or (request.regions is not None and any(map(_is_left, request.inputs))):
             self._read = request
             self.begin_later(None)
         elif self.jobs is not None and self.jobs.busy:
@@ -209,7 +209,7 @@ class Call:
             self._read = yield from reading
         request = self._read
         assert request is not None
-        yield from _read_strings(request, self.of_server().block)
+        yield from _read_regions(request, self.of_server().block)
         yield from admit_steps(request, self.model.signature)
 
     def _begun(self, block: Block | None, error: BaseException | None) -> None:
@@ -251,19 +251,21 @@ class Call:
         return internal("unexpected error while the request was handled; see the server's log")
 
 
-def _has_strings_left(tensor: Tensor) -> bool:
-    return tensor.datatype == BYTES and isinstance(tensor.span, RegionSpan)
+def _is_left(tensor: Tensor) -> bool:
+    """Whether the tensor is still to be read from its client's shared memory."""
+    span = tensor.span
+    return isinstance(span, RegionSpan) and (tensor.datatype == BYTES or span.place.region.on_device)
 
 
-def _read_strings(request: Request, allocate: Callable[[int], Block]) -> LongWork[None]:
-    """Copies strings from the client's shared memory into the arena, in a thread, before they are checked.
+def _read_regions(request: Request, allocate: Callable[[int], Block]) -> LongWork[None]:
+    """Copies strings, and what is on a GPU, from the client's shared memory into the arena, in a thread.
 
-    The client must not be able to change strings after the check. Small ones are read at once (`placement`); the stubs
-    read tensors of numbers. Raises ServeError if the client has removed its memory, or if the arena has none.
+    The client must not be able to change strings after their check. Small ones are read at once (`placement`); the
+    stubs read tensors of numbers. Raises ServeError if the client has removed its memory, or if the arena has none.
     """
     for tensor in request.inputs:
         span = tensor.span
-        if isinstance(span, RegionSpan) and tensor.datatype == BYTES:
+        if isinstance(span, RegionSpan) and _is_left(tensor):
             block = allocate(tensor.nbytes)
             tensor.lie_in(block)
             yield partial(span.place.region.read, span.place.offset, block.view)

@@ -87,7 +87,9 @@ def pack_batch(number: int, frees: Sequence[int], work: Work) -> bytes:
         if slot is not None and slot.regions is not None:
             outputs = outputs or []
             outputs += [
-                (index, name, place.region.number, place.offset, place.nbytes) for name, place in slot.regions.items()
+                (index, name, place.region.number, place.offset, place.nbytes)
+                for name, place in slot.regions.items()
+                if not place.region.on_device
             ]
     if extras is None and work.options is None:
         requests = [None if slot is None else write_request(slot, slot.inputs) for slot in work.slots]

@@ -38,7 +38,8 @@ class StubRegions:
             if isinstance(tensor.span, RegionSpan):
                 self._tell(tensor.span.place.region)
         for place in (request.regions or {}).values():
-            self._tell(place.region)
+            if not place.region.on_device:
+                self._tell(place.region)
 
     def close(self) -> None:
         self._known.clear()

@@ -14,6 +14,7 @@ the size of the file is checked with each request. The stubs' part is `stubserve
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import resource
@@ -21,7 +22,8 @@ import stat
 import weakref
 
 from stubserve.errors import Code, ServeError, internal, invalid, not_found, unavailable, unsupported
-from stubserve.memory.regions import RegionPlace
+from stubserve.memory.device_regions import Copier, DeviceRegion
+from stubserve.memory.regions import Region, RegionPlace
 
 log = logging.getLogger("stubserve.regions")
 
@@ -35,6 +37,8 @@ _UINT64 = (1 << 64) - 1
 
 class ClientRegion:
     """One region (`memory.regions.Region`). Its descriptor is closed with the last reference to it."""
+
+    on_device = False
 
     def __init__(self, name: str, key: str, number: int, descriptor: int, start: int, nbytes: int) -> None:
         self.name = name
@@ -87,10 +91,11 @@ class ClientRegions:
     """All regions. Methods that change or name one raise ServeError, with upstream's texts if there are any."""
 
     def __init__(self) -> None:
-        self._regions: dict[str, ClientRegion] = {}
+        self._regions: dict[str, ClientRegion | DeviceRegion] = {}
         # Regions that have been unregistered while requests use them
-        self._leaving: weakref.WeakValueDictionary[str, ClientRegion] = weakref.WeakValueDictionary()
+        self._leaving: weakref.WeakValueDictionary[str, ClientRegion | DeviceRegion] = weakref.WeakValueDictionary()
         self._numbers = 0
+        self._copier = Copier()
         self._most = min(MAX_REGIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 
     def register(self, name: str, key: str, offset: int, nbytes: int) -> None:
@@ -102,15 +107,7 @@ class ClientRegions:
                 f"cannot register shared memory region '{name}' with key '{key}' as the key contains the "
                 f"reserved prefix '{RESERVED_PREFIX}'"
             )
-        if len(name) > MAX_NAME:
-            raise invalid(f"the name of a shared memory region may have {MAX_NAME} characters, not {len(name)}")
-        if name in self:
-            raise ServeError(Code.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
-        if len(self._regions) + len(self._leaving) >= self._most:
-            raise unavailable(
-                f"cannot register shared memory region '{name}': there are {self._most} regions already, as many "
-                "as the server keeps open. Unregister some, or raise the limit of open files (ulimit -n)"
-            )
+        self._check_new(name)
         descriptor = _open(key)
         try:
             size = os.fstat(descriptor).st_size
@@ -126,13 +123,41 @@ class ClientRegions:
         self._numbers += 1
         self._regions[name] = ClientRegion(name, key, self._numbers, descriptor, offset, nbytes)
 
-    def unregister(self, name: str) -> None:
-        """Removes a region from the list, or all regions for an empty name; requests that use them go on."""
-        names = [name] if name else list(self._regions)
-        for one in names:
-            region = self._regions.pop(one, None)
-            if region is not None:
-                self._leaving[one] = region
+    async def register_on_device(self, name: str, handle: bytes, device: int, nbytes: int) -> None:
+        """Opens memory of a GPU by its client's handle (cudaIpcMemHandle_t, 64 bytes)."""
+        self._check_new(name)
+        if nbytes <= 0:
+            raise invalid("failed to register shared memory region: invalid args")
+        self._numbers += 1
+        region = await asyncio.to_thread(self._copier.open, name, self._numbers, device, handle, nbytes)
+        self._check_new(name)
+        self._regions[name] = region
+
+    def _check_new(self, name: str) -> None:
+        if len(name) > MAX_NAME:
+            raise invalid(f"the name of a shared memory region may have {MAX_NAME} characters, not {len(name)}")
+        if name in self:
+            raise ServeError(Code.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
+        if len(self._regions) + len(self._leaving) >= self._most:
+            raise unavailable(
+                f"cannot register shared memory region '{name}': there are {self._most} regions already, as many "
+                "as the server keeps open. Unregister some, or raise the limit of open files (ulimit -n)"
+            )
+
+    def unregister(self, name: str, on_device: bool = False) -> None:
+        """Removes a region from the list, or all of its kind for an empty name; requests that use them go on."""
+        for one in [name] if name else list(self._regions):
+            region = self._regions.get(one)
+            if region is None:
+                continue
+            if region.on_device == on_device:
+                self._leaving[one] = self._regions.pop(one)
+            elif name:
+                raise _other_kind(region)
+
+    def close(self) -> None:
+        """The server stops."""
+        self._copier.close()
 
     def find(self, name: str, offset: int, nbytes: int) -> RegionPlace:
         """A piece of a region, for a request that keeps the region. Raises ServeError, with upstream's texts."""
@@ -155,16 +180,18 @@ class ClientRegions:
     def __contains__(self, name: str) -> bool:
         return name in self._regions or name in self._leaving
 
-    def rows(self) -> list[dict[str, str | int]]:
-        """The status of all regions, by name."""
+    def rows(self, on_device: bool = False) -> list[dict[str, str | int]]:
+        """The status of all regions of a kind, by name."""
         listed = {**dict(self._leaving), **self._regions}
-        return [listed[name].row() for name in sorted(listed)]
+        return [listed[name].row() for name in sorted(listed) if listed[name].on_device == on_device]
 
-    def row(self, name: str) -> dict[str, str | int]:
+    def row(self, name: str, on_device: bool = False) -> dict[str, str | int]:
         """The status of one region."""
         region = self._regions.get(name) or self._leaving.get(name)
         if region is None:
-            raise unknown_system(name)
+            raise unknown_cuda(name) if on_device else unknown_system(name)
+        if region.on_device != on_device:
+            raise _other_kind(region)
         return region.row()
 
 
@@ -177,8 +204,12 @@ def unknown_system(name: str) -> ServeError:
     return not_found(f"Unable to find system shared memory region: '{name}'")
 
 
-def not_cuda(name: str) -> ServeError:
-    return not_found(f"The region named '{name}' is registered as system shared memory, not CUDA shared memory")
+def _other_kind(region: Region) -> ServeError:
+    """The refusal of a region where one of the other kind was asked for."""
+    kinds = ("CUDA", "system") if region.on_device else ("system", "CUDA")
+    return not_found(
+        f"The region named '{region.name}' is registered as {kinds[0]} shared memory, not {kinds[1]} shared memory"
+    )
 
 
 def unknown_cuda(name: str) -> ServeError:

@@ -21,8 +21,12 @@ _NO_MEMORY = memoryview(b"")
 class Region(Protocol):
     """A region that a client has registered. Stubs know it by `number`; offsets count from its beginning.
 
-    It is the `nbytes` from `start` on in the file behind `descriptor`, which is open for reading and writing.
+    Stubs map the `nbytes` from `start` on in the file behind `descriptor`, which is open for reading and writing. One
+    that is `on_device` has no file: only the server reads and writes it, and that may block.
     """
+
+    @property
+    def on_device(self) -> bool: ...
 
     @property
     def name(self) -> str: ...

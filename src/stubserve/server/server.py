@@ -255,6 +255,8 @@ class Server:
         self._memory_pressure.close()
         await self._gpu_metrics.stop()
         self.large_json.close()
+        if self.regions is not None:
+            self.regions.close()
         await asyncio.to_thread(self.tracing.close)
         self.offload.close()
 
