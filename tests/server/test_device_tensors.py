@@ -180,7 +180,8 @@ def test_peers_that_are_not_to_access_each_other(repository: Path, tmp_path: Pat
         server.wait_for("GPU 0 and GPU 1 are no peers")
 
 
-def test_kills_at_any_moment_leave_nothing(repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [4, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_kills_at_any_moment_leave_nothing(repository: Path, tmp_path: Path, kills: int) -> None:
     """No wrong answer, and no chunk and no descriptor of a stub that is gone."""
     write_gpu_model(repository, "upload", UPLOAD)
     write_gpu_model(repository, "turn", TURN, extra="instance_group [ { kind: KIND_GPU count: 2 gpus: [ 0, 1 ] } ]")
@@ -202,7 +203,7 @@ def test_kills_at_any_moment_leave_nothing(repository: Path, tmp_path: Path) -> 
         asking = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
         for thread in asking:
             thread.start()
-        for _ in range(4):
+        for _ in range(kills):
             pids = eventually(server.stub_pids)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(chance.choice(pids), signal.SIGKILL)
