@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from stubserve_stub.wire import layout, messages
-from stubserve_stub.wire.places import InArena, InRegion, Lent, Shared
+from stubserve_stub.wire.places import DEVICE_BASE, InArena, InRegion, Lent, OnDevice, Shared
 from stubserve_stub.wire.ring import MAX_RECORD
 
 from stubserve.errors import ServeError
@@ -116,6 +116,8 @@ async def test_one_memory_in_two_outputs_is_shared() -> None:
         (InArena(1 << 50, 64), "a stub named memory outside of its segment as its own"),
         (Lent(4096, 64, 4096), "output 'OUT' of stub 'model_0_0' is in memory that the stub was not given"),
         (Shared(4096, 64), "output 'OUT' of stub 'model_0_0' is in memory that a stub cannot name"),
+        (OnDevice(DEVICE_BASE, 64), "output 'OUT' of stub 'model_0_0' lies in memory of a GPU, which cannot be read "
+         "here"),
         (InRegion(3, 0, 64), "output 'OUT' of stub 'model_0_0' lies in a client's shared memory (region 3), of "
          "which nobody has told"),
     ],
