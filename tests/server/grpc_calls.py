@@ -43,9 +43,12 @@ class Grpc:
 
 
 @contextmanager
-def connected(server: Serving, credentials: grpc.ChannelCredentials | None = None) -> Iterator[Grpc]:
+def connected(
+    server: Serving, credentials: grpc.ChannelCredentials | None = None, *more: tuple[str, int]
+) -> Iterator[Grpc]:
+    """`more` are further options of the channel."""
     target = f"127.0.0.1:{server.grpc_port}"
-    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+    options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1), *more]
     if credentials is None:
         channel = grpc.insecure_channel(target, options)
     else:

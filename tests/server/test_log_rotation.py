@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,14 @@ from tests.real_server import Serving, eventually, write_model
 
 ROOT = Path(__file__).parents[2]
 ROTATION = ROOT / "src" / "stubserve" / "deploy" / "logrotate" / "stubserve.logrotate"
+
+
+@pytest.fixture(autouse=True)
+def heeds_sighup() -> Iterator[None]:
+    """Under nohup the signal is ignored, and then so it is by servers."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 class LoggingToFile(Serving):

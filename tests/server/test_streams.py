@@ -159,13 +159,15 @@ class GrpcStream:
     """One ModelStreamInfer call on a connection of its own, with the same methods."""
 
     def __init__(self, serving: Serving, model: str, order: str, receive_buffer: int = 0) -> None:
-        # grpcio takes no socket options for its buffers; it stops reading when nobody takes its messages.
+        # grpcio takes no socket options for its buffers; it stops reading when nobody takes its messages. But on a busy
+        # machine it takes slow answers for a long line, and lets the server send up to 64 MiB ahead.
+        fixed_window = ("grpc.http2.bdp_probe", 0)
         text = order.encode()
         message = service_pb2.ModelInferRequest(model_name=model)
         message.inputs.add(name="DO", datatype="BYTES", shape=[1])
         message.raw_input_contents.append(len(text).to_bytes(4, "little") + text)
         self._open = ExitStack()
-        stub = self._open.enter_context(connected(serving)).stub
+        stub = self._open.enter_context(connected(serving, None, fixed_window)).stub
         self._call = stub.ModelStreamInfer(iter([message]), timeout=PATIENCE_S)
 
     def next(self) -> Any:
