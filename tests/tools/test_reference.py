@@ -54,7 +54,7 @@ def test_a_route_without_a_sentence_is_told_where_to_write_it(monkeypatch: pytes
 def test_what_is_said_of_gpus_holds_on_any_machine() -> None:
     pages = PAGES["reference/config.md"]() + PAGES["reference/routes.md"]()
     assert "there is no GPU" not in pages
-    assert "`KIND_GPU`, for Python and ONNX models on a machine with GPUs" in pages
+    assert "`KIND_GPU`, for Python, ONNX and PyTorch models on a machine with GPUs" in pages
 
 
 def test_every_metric_has_a_row() -> None:

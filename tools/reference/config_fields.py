@@ -178,10 +178,10 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "ModelInstanceGroup": {
         "name": "The beginning of its instances' names.",
-        "kind": "`KIND_GPU`, for Python and ONNX models on a machine with GPUs; elsewhere it is refused, or runs on the CPU with `--gpu-fallback=cpu`. `KIND_CPU`. `KIND_MODEL` leaves it to the model. Python models that do not say run on GPUs where there are any.",
+        "kind": "`KIND_GPU`, for Python, ONNX and PyTorch models on a machine with GPUs; elsewhere it is refused, or runs on the CPU with `--gpu-fallback=cpu`. `KIND_CPU`. `KIND_MODEL` leaves it to the model. Python models that do not say run on GPUs where there are any.",
         "count": "How many instances; each is a process.",
         "rate_limiter": "What its instances share with others; with `--rate-limit=execution_count`.",
-        "gpus": "For Python and ONNX models, an instance on each of these; all GPUs where KIND_GPU names none. Left out with `--gpu-fallback=cpu` where they are not there.",
+        "gpus": "For Python, ONNX and PyTorch models, an instance on each of these; all GPUs where KIND_GPU names none. Left out with `--gpu-fallback=cpu` where they are not there.",
         "secondary_devices": _GPU,
         "profile": _TENSORRT,
         "passive": "Its instances are loaded, and get no requests.",

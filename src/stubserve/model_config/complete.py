@@ -26,9 +26,9 @@ _GROUP = model_config_pb2.ModelInstanceGroup
 # Backends that get two instances on a CPU in upstream when the configuration gives no count.
 _TWO_ON_CPU = frozenset({"tensorflow", "onnxruntime"})
 
-# Models in Python may use a GPU by themselves. Those of onnxruntime run on one where they ask for it, because its
-# package for CPUs is the usual one. The other backends run on CPUs.
-_WHEN_ASKED = frozenset({"onnxruntime"})
+# Models in Python may use a GPU by themselves. Those of onnxruntime and torch run on one where they ask for it, because
+# their packages for CPUs are common. The other backends run on CPUs.
+_WHEN_ASKED = frozenset({"onnxruntime", "pytorch"})
 _ON_CPUS_ONLY = frozenset(BUILT_IN) - {PYTHON} - _WHEN_ASKED
 
 _LIBTORCH = "pytorch_libtorch"

@@ -62,9 +62,9 @@ class Instance:
         if self.backend.completes_config:
             self.completed = adopt_completed(given, self.backend.complete_config("m", render_json(given)))
 
-    def start(self, kind: str = "CPU") -> Instance:
+    def start(self, kind: str = "CPU", device: int = 0) -> Instance:
         arguments = {"model_config": render_json(self.completed), "model_instance_kind": kind}
-        arguments.update(model_repository=str(self.folder), model_instance_device_id="0")
+        arguments.update(model_repository=str(self.folder), model_instance_device_id=str(device))
         outputs = [output.name for output in self.completed.output]
         self.backend.instance_initialize(InstanceSetup("m_0", arguments, outputs, False))
         return self

@@ -535,9 +535,92 @@ def test_what_torchscript_has_to_have(tmp_path: Path) -> None:
     )
 
 
-def test_an_instance_on_a_gpu(tmp_path: Path) -> None:
-    text = refused(load(Double(), tmp_path, config(X, Y)), "GPU")
-    assert "is to run on a GPU, and the pytorch backend runs on CPUs only" in text
+# GPUs: torch is one for CPUs here, so a double of the few calls that reach a GPU says where things would go.
+
+
+class Gpus:
+    """Two GPUs, as torch's functions tell of them; `moved` is what was brought where."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.moved: list[tuple[str, str]] = []
+        self.cleaned = 0
+        load = torch.jit.load
+        passes = pytest.importorskip("torch.export.passes")
+
+        def kept(kind: str, value: Any, device: Any) -> Any:
+            self.moved.append((kind, str(device)))
+            return value
+
+        def on(device: Any) -> bool:
+            return str(device).startswith("cuda")
+
+        def clean() -> None:
+            self.cleaned += 1
+
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "empty_cache", clean)
+
+        def moved(kind: str, move: Any) -> Any:
+            return lambda value, *to: kept(kind, value, to[0]) if on(to[0]) else move(value, *to)
+
+        monkeypatch.setattr(torch.jit, "load", lambda path, map_location: kept("script", load(path), map_location))
+        monkeypatch.setattr(torch.Tensor, "to", moved("tensor", torch.Tensor.to))
+        monkeypatch.setattr(torch.nn.Module, "to", moved("module", torch.nn.Module.to))
+        monkeypatch.setattr(passes, "move_to_device_pass", lambda value, device: kept("program", value, device))
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    return Gpus(monkeypatch)
+
+
+def test_torchscript_on_a_gpu(gpus: Gpus, stub: StubMemory, tmp_path: Path) -> None:
+    instance = load(Double(), tmp_path, config(X, Y), stub).start("GPU", 1)
+    assert gpus.moved == [("script", "cuda:1")]
+    x = np.arange(3, dtype=np.float32)
+    assert (instance.infer(x=x)["y"] == x * 2).all()
+    assert gpus.moved[1:] == [("tensor", "cuda:1")]
+    assert not gpus.cleaned
+
+
+def test_a_program_on_a_gpu(gpus: Gpus, stub: StubMemory, tmp_path: Path) -> None:
+    export(Double(), [torch.zeros(3)], tmp_path / "m" / "1", "model.pt")
+    instance = Instance(tmp_path / "m", config({"x": "FP32 3"}, {"y": "FP32 3"}), stub).start("GPU", 0)
+    assert gpus.moved[0] == ("program", "cuda:0")
+    x = np.arange(3, dtype=np.float32)
+    assert (instance.infer(x=x)["y"] == x * 2).all()
+    assert gpus.moved[-1] == ("tensor", "cuda:0")
+
+
+def test_a_module_on_a_gpu(gpus: Gpus, stub: StubMemory, tmp_path: Path) -> None:
+    write_module(tmp_path, SCALED)
+    instance = Instance(tmp_path / "m", config(AB, BOTH, PYTHON), stub).start("GPU", 1)
+    assert ("module", "cuda:1") in gpus.moved
+    x = np.arange(3, dtype=np.float32)
+    assert (instance.infer(a=x, b=x)["SUM"] == x).all()
+    assert gpus.moved[-1] == ("tensor", "cuda:1")
+
+
+def test_switches_for_gpus_have_their_effect_there(gpus: Gpus, stub: StubMemory, tmp_path: Path) -> None:
+    switches = parameter("DISABLE_CUDNN", "true") + parameter("ENABLE_CACHE_CLEANING", "true")
+    before = torch.backends.cudnn.enabled
+    try:
+        instance = load(Double(), tmp_path, config(X, Y, switches), stub).start("GPU", 0)
+        assert not torch.backends.cudnn.enabled
+    finally:
+        torch.backends.cudnn.enabled = before
+    assert instance.log.lines == []
+    instance.infer(x=np.zeros(3, np.float32))
+    assert gpus.cleaned == 1
+
+
+def test_a_gpu_that_torch_does_not_find(gpus: Gpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = load(Double(), tmp_path, config(X, Y))
+    with pytest.raises(Refusal, match=r"instance 'm_0' is to run on GPU 2, and torch .* finds 2: install a torch"):
+        instance.start("GPU", 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "is to run on GPU 0" in refused(instance, "GPU")
 
 
 # Options
@@ -649,7 +732,7 @@ def test_the_log_says_how_many_threads_were_chosen(stub: StubMemory, tmp_path: P
     [
         ("DISABLE_CUDNN", "it is for GPUs"),
         ("ENABLE_CACHE_CLEANING", "it is for GPUs"),
-        ("ENABLE_NVFUSER", "it is for GPUs"),
+        ("ENABLE_NVFUSER", "torch has no nvFuser any more"),
         ("ENABLE_WEIGHT_SHARING", "each instance is a process with weights of its own"),
     ],
 )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List
+import sys
+from typing import Callable, Dict, List, Optional
 
 from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.gather import Gatherer
-from stubserve_stub.backends.loading import import_package, refuse_gpu
+from stubserve_stub.backends.loading import import_package
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
 from stubserve_stub.backends.pytorch import file as torch_file
 from stubserve_stub.backends.pytorch import saved
-from stubserve_stub.backends.pytorch.execution import TorchExecution, explain
+from stubserve_stub.backends.pytorch.execution import CPU, TorchExecution, explain
 from stubserve_stub.backends.pytorch.options import TorchOptions, options_of, switch
 from stubserve_stub.backends.pytorch.program import Tensors, TorchProgram, resolve
 from stubserve_stub.backends.ragged import RaggedBatches
@@ -28,13 +29,12 @@ class PyTorchBackend(NativeBackend):
     def instance_initialize(self, instance: InstanceSetup) -> None:
         super().instance_initialize(instance)
         config = self.config
-        refuse_gpu(instance, "pytorch")
-        options = options_of(config)
+        device = self._device_of(instance)
+        on_gpu = device not in (None, CPU)
+        options = options_of(config, on_gpu)
         tensors = Tensors(self._torch)
         remarks = [*options.remarks, *switch(self._torch, options)]
         path = torch_file.find(self._version_dir, config)
-        # With KIND_MODEL the model keeps its own devices.
-        device = None if instance.arguments["model_instance_kind"] == "MODEL" else "cpu"
         program = self._load(path, device, options, tensors)
         naming = resolve(config, program, tensors)
         for remark in (*remarks, *naming.remarks):
@@ -43,7 +43,7 @@ class PyTorchBackend(NativeBackend):
             for line in options.chosen:
                 self.host.log(codes.LOG_INFO, "pytorch.py", 0, line)
         self.writes_inputs = program.writes_inputs
-        self._execution = TorchExecution(self._torch, program, naming, tensors, config, options.inference_mode)
+        self._execution = TorchExecution(self._torch, program, naming, tensors, config, options, device)
         self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config), "TorchScript")
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
@@ -52,21 +52,36 @@ class PyTorchBackend(NativeBackend):
     def instance_finalize(self) -> None:
         del self._execution
 
-    def _load(self, path: str, device: Any, options: TorchOptions, tensors: Tensors) -> TorchProgram:
+    def _device_of(self, instance: InstanceSetup) -> Optional[str]:
+        """Where an instance runs; None for a model that keeps its own devices (KIND_MODEL). Raises Refusal."""
+        kind = instance.arguments["model_instance_kind"]
+        if kind != "GPU":
+            return None if kind == "MODEL" else CPU
+        number = int(instance.arguments["model_instance_device_id"])
+        count = self._torch.cuda.device_count() if self._torch.cuda.is_available() else 0
+        if number >= count:
+            raise Refusal(
+                f"model instance '{instance.name}' is to run on GPU {number}, and torch {self._torch.__version__} of "
+                f"the environment {sys.prefix} finds {count}: install a torch that is made for the driver's CUDA, or "
+                "write `instance_group [ { kind: KIND_CPU } ]` in config.pbtxt"
+            )
+        return f"cuda:{number}"
+
+    def _load(self, path: str, device: Optional[str], options: TorchOptions, tensors: Tensors) -> TorchProgram:
         name = self.config["name"]
         if path.endswith(torch_file.SOURCE):
-            return saved.load_module(self._torch, path, name, options, self._log)
+            return saved.load_module(self._torch, path, name, options, device or CPU, self._log)
         kind = torch_file.kind_of(path)
         loaders: Dict[str, Callable[[], TorchProgram]] = {
             torch_file.TORCHSCRIPT: lambda: saved.load_torchscript(self._torch, path, device),
-            torch_file.EXPORTED: lambda: saved.load_exported(self._torch, path, tensors),
-            torch_file.COMPILED: lambda: saved.load_compiled(self._torch, path),
+            torch_file.EXPORTED: lambda: saved.load_exported(self._torch, path, tensors, device),
+            torch_file.COMPILED: lambda: saved.load_compiled(self._torch, path, device),
         }
         if kind not in loaders:
             raise torch_file.no_torchscript(path, kind)
         if options.compile is not None:
             self._log("TORCH_COMPILE_OPTIONAL_PARAMETERS has no effect: it is for modules in Python")
-        if kind == torch_file.TORCHSCRIPT:
+        if kind == torch_file.TORCHSCRIPT and device == CPU:
             for found in torch_file.cuda_devices(path):
                 self._log(torch_file.names_device(path, found))
         try:
@@ -74,7 +89,8 @@ class PyTorchBackend(NativeBackend):
         except Refusal as refusal:
             raise Refusal(f"unable to load model '{name}': {refusal}") from None
         except Exception as error:
-            raise Refusal(f"failed to load model '{name}': '{path}': {explain(error)}") from None
+            reason = explain(error, elsewhere=device in (None, CPU))
+            raise Refusal(f"failed to load model '{name}': '{path}': {reason}") from None
 
     def _log(self, text: str) -> None:
         self.host.log(codes.LOG_WARNING, "pytorch.py", 0, f"model '{self.config['name']}': {text}")

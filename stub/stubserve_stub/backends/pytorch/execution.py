@@ -3,28 +3,33 @@
 A tensor is a view of its input's memory, so the inputs of a single request are not copied. A program that may write to
 its inputs, or keep them, gets a copy where the memory is read-only: because it is small, or because others see it, too.
 TorchScript and exported programs say whether they do; all others are assumed to. Results are copied once, when they are
-sent, unless they are an input.
+sent, unless they are an input. On a GPU inputs are copied up, and results down.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Collection, Dict, List, Mapping, Sequence
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence
 
 from stubserve_stub.api.bytes_tensor import object_array
 from stubserve_stub.backends.gather import Gathered
 from stubserve_stub.backends.loading import added_outputs
 from stubserve_stub.backends.native import InputView, NativeOutput
+from stubserve_stub.backends.pytorch.options import TorchOptions
 from stubserve_stub.backends.pytorch.program import Naming, Tensors, TorchProgram
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, BY_NUMBER, BYTES
 
+CPU = "cpu"
 _GPU = re.compile("cuda|nvidia", re.IGNORECASE)
 
 
 class TorchExecution:
-    """One program, with the configuration's names for its arguments and results. `torch` is the package."""
+    """One program, with the configuration's names for its arguments and results. `torch` is the package.
+
+    `device` is where inputs go, None for a model that brings them there itself.
+    """
 
     def __init__(
         self,
@@ -33,10 +38,14 @@ class TorchExecution:
         naming: Naming,
         tensors: Tensors,
         config: Mapping[str, Any],
-        inference: bool,
+        options: TorchOptions,
+        device: Optional[str],
     ) -> None:
         self._torch_tensor = torch.Tensor
-        self._mode = torch.inference_mode if inference else torch.no_grad
+        self._mode = torch.inference_mode if options.inference_mode else torch.no_grad
+        self._gpu = None if device in (None, CPU) else device
+        # Gives what torch keeps back to the GPU, after each execution
+        self._clean = torch.cuda.empty_cache if options.cleans_cache else None
         self._program = program
         self._inputs = naming.inputs
         self._outputs = naming.outputs
@@ -63,8 +72,12 @@ class TorchExecution:
                 try:
                     value = self._program.call(*arguments)
                 except Exception as error:
-                    raise Refusal(f"PyTorch execute failure: {explain(error)}") from None
-            return self._results(batch.outputs, value)
+                    raise Refusal(f"PyTorch execute failure: {explain(error, self._gpu is None)}") from None
+            results = self._results(batch.outputs, value)
+        if self._clean is not None:
+            del value, arguments
+            self._clean()
+        return results
 
     def _arguments(self, inputs: Mapping[str, InputView]) -> Sequence[Any]:
         values = {name: self._value(view) for name, view in inputs.items()}
@@ -79,6 +92,8 @@ class TorchExecution:
         if view.datatype == BYTES:
             return view.memory.tolist()
         memory = view.memory
+        if self._gpu is not None:
+            return self._tensors.over(memory, view.datatype, view.shape).to(self._gpu)
         if self._program.writes_inputs and not memory.flags.writeable:
             memory = memory.copy()
         return self._tensors.over(memory, view.datatype, view.shape)
@@ -131,10 +146,10 @@ class TorchExecution:
         )
 
 
-def explain(error: BaseException) -> str:
-    """torch's text of an error, with advice if the error can only come from a model made for a GPU."""
+def explain(error: BaseException, elsewhere: bool) -> str:
+    """torch's text of an error; not on a GPU (`elsewhere`), with advice if it comes from a model made for one."""
     text = str(error).strip() or type(error).__name__
-    if not _GPU.search(text):
+    if not elsewhere or not _GPU.search(text):
         return text
     return (
         text + "\nThe model asks for a GPU itself, and this instance runs on a CPU: a device stays in the code of a "

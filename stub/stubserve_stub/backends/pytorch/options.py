@@ -14,11 +14,11 @@ from stubserve_stub.runtime.failure import Refusal
 
 _COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 _INIT_LIBRARY = "MODEL_INIT_LIBRARY"
+_DISABLE_CUDNN, _CLEAN_CACHE = "DISABLE_CUDNN", "ENABLE_CACHE_CLEANING"
+_FOR_GPUS = (_DISABLE_CUDNN, _CLEAN_CACHE)
 # Switches without effect here, and why
 _IDLE = {
-    "DISABLE_CUDNN": "it is for GPUs",
-    "ENABLE_CACHE_CLEANING": "it is for GPUs",
-    "ENABLE_NVFUSER": "it is for GPUs",
+    "ENABLE_NVFUSER": "torch has no nvFuser any more",
     "ENABLE_WEIGHT_SHARING": "each instance is a process with weights of its own",
 }
 # Upstream's log of each switch: its parameter, its name in the log, and its default; None if a default is not logged
@@ -48,17 +48,23 @@ class TorchOptions(NamedTuple):
     tensor_fuser: Optional[bool]
     intra_op_threads: int
     inter_op_threads: int
+    cudnn: bool
+    cleans_cache: bool
     compile: Optional[Dict[str, Any]]
     remarks: Tuple[str, ...]
     chosen: Tuple[str, ...]
 
 
-def options_of(config: Mapping[str, Any]) -> TorchOptions:
-    """The options of a configuration (the server's JSON). Raises Refusal for invalid values."""
+def options_of(config: Mapping[str, Any], on_gpu: bool = False) -> TorchOptions:
+    """The options of a configuration (the server's JSON), for an instance on a GPU or not.
+
+    Raises Refusal for invalid values.
+    """
     reader = Parameters("pytorch", config, {})
     if reader.text(_INIT_LIBRARY):
         raise Refusal(f"{reader.called(_INIT_LIBRARY)} has a compiled library, which stubserve does not load")
-    remarks = [f"parameter '{name}' has no effect: {why}" for name, why in _IDLE.items() if reader.boolean(name)]
+    idle = _IDLE if on_gpu else {**dict.fromkeys(_FOR_GPUS, "it is for GPUs"), **_IDLE}
+    remarks = [f"parameter '{name}' has no effect: {why}" for name, why in idle.items() if reader.boolean(name)]
     return TorchOptions(
         reader.boolean("INFERENCE_MODE") is not False,
         not reader.boolean("DISABLE_OPTIMIZED_EXECUTION"),
@@ -67,6 +73,8 @@ def options_of(config: Mapping[str, Any]) -> TorchOptions:
         reader.boolean("ENABLE_TENSOR_FUSER"),
         reader.integer("INTRA_OP_THREAD_COUNT") or reader.integer("NUM_THREADS"),
         reader.integer("INTER_OP_THREAD_COUNT") or reader.integer("NUM_INTEROP_THREADS"),
+        not (on_gpu and reader.boolean(_DISABLE_CUDNN)),
+        on_gpu and bool(reader.boolean(_CLEAN_CACHE)),
         _compile_arguments(reader),
         tuple(remarks),
         tuple(f"{line} for model instance '{config.get('name', '')}'" for line in _chosen(reader)),
@@ -111,6 +119,8 @@ def switch(torch: Any, options: TorchOptions) -> List[str]:
     if options.inter_op_threads and options.inter_op_threads != torch.get_num_interop_threads():
         torch.set_num_interop_threads(options.inter_op_threads)
     remarks: List[str] = []
+    if not options.cudnn:
+        torch.backends.cudnn.enabled = False
     if not options.optimized_execution:
         _set(torch, "_set_graph_executor_optimize", False, "DISABLE_OPTIMIZED_EXECUTION", remarks)
     for name, function, wanted in (

@@ -75,11 +75,16 @@ def _writes(method: Any) -> bool:
         return True
 
 
-def load_exported(torch: Any, path: str, tensors: Tensors) -> TorchProgram:
-    """A program as torch.export.save writes it. Raises Refusal, and what torch raises."""
+def load_exported(torch: Any, path: str, tensors: Tensors, device: Optional[str]) -> TorchProgram:
+    """A program as torch.export.save writes it. Raises Refusal, and what torch raises.
+
+    It runs on `device`; None for where it was exported.
+    """
     export = import_package("torch.export", "pytorch")
     with nothing_executable(path):
         exported = export.load(path)
+    if device is not None and device != "cpu":
+        exported = import_package("torch.export.passes", "pytorch").move_to_device_pass(exported, device)
     signature = exported.graph_signature
     values = {node.name: node.meta.get("val") for node in exported.graph.nodes}
     inputs = _described(path, signature.user_inputs, values, tensors)
@@ -93,10 +98,11 @@ def load_exported(torch: Any, path: str, tensors: Tensors) -> TorchProgram:
     )
 
 
-def load_compiled(torch: Any, path: str) -> TorchProgram:
-    """A package of AOTInductor. Raises Refusal, and what torch raises."""
+def load_compiled(torch: Any, path: str, device: Optional[str]) -> TorchProgram:
+    """A package of AOTInductor, which is compiled for a CPU or for GPUs. Raises Refusal, and what torch raises."""
     inductor = import_package("torch._inductor", "pytorch")
-    compiled = inductor.aoti_load_package(path)
+    gpu = {} if device in (None, "cpu") else {"device_index": torch.device(device).index}
+    compiled = inductor.aoti_load_package(path, **gpu)
     in_spec, out_spec = (torch.utils._pytree.treespec_loads(text) for text in compiled.loader.get_call_spec())
     return TorchProgram(
         _Call(torch, compiled, in_spec, out_spec),
@@ -202,8 +208,10 @@ def _on_audit(event: str, arguments: Tuple[Any, ...]) -> None:
         raise Refusal(f"'{_loading[0]}' has a pickle in it that asks for {name}: nothing executable is unpickled")
 
 
-def load_module(torch: Any, path: str, model: str, options: TorchOptions, log: Callable[[str], None]) -> TorchProgram:
-    """Raises Refusal, and whatever the file's code raises."""
+def load_module(
+    torch: Any, path: str, model: str, options: TorchOptions, device: str, log: Callable[[str], None]
+) -> TorchProgram:
+    """A module that runs on `device`. Raises Refusal, and whatever the file's code raises."""
     kind = _class_of(torch, _import(path, model), path, log)
     module = kind()
     weights = os.path.splitext(path)[0] + ".pt"
@@ -211,7 +219,7 @@ def load_module(torch: Any, path: str, model: str, options: TorchOptions, log: C
         _read_weights(torch, module, weights)
     else:
         log(f"there is no '{weights}': the module has the weights that it makes itself")
-    module.to("cpu").eval()
+    module.to(device).eval()
     if options.compile is not None:
         module = torch.compile(module, **options.compile)
     return TorchProgram(module, in_order=True, explains=False)
