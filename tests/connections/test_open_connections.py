@@ -38,6 +38,17 @@ class One:
         self._connections.forget(self)
 
 
+def test_where_the_server_leaves_each_takes_one_request_more() -> None:
+    async def run() -> None:
+        connections = OpenConnections(SlowClients(idle_timeout_s=100))
+        before = One(connections)
+        connections.begin_leaving()
+        after = One(connections)
+        assert (before.last, after.last, before.closed, after.closed) == (True, True, False, False)
+
+    asyncio.run(run())
+
+
 def test_idle_ones_are_closed_after_a_time(clock: Clock) -> None:
     async def run() -> None:
         connections = OpenConnections(SlowClients(idle_timeout_s=100))

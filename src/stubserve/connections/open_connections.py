@@ -56,6 +56,8 @@ class OpenConnections:
         # When each connection was last seen to have received more, and how much it had received then
         self._open: dict[OpenConnection, tuple[float, int]] = {}
         self._last_log = float("-inf")
+        # Whether the server is about to go, and connections take one request more
+        self._leaving = False
         # At the end: the connections with requests that are waited for
         self._awaited: set[OpenConnection] = set()
         self._answered = asyncio.Event()
@@ -76,6 +78,8 @@ class OpenConnections:
         if descriptor >= limit - RESERVE and not self._make_room(descriptor, limit):
             return False
         self._open[connection] = (monotonic(), 0)
+        if self._leaving:
+            connection.close_after_answer()
         self._all_closed.clear()
         self._clients.opened()
         return True
@@ -88,6 +92,12 @@ class OpenConnections:
             self._awaited.discard(connection)
             if not self._awaited:
                 self._answered.set()
+
+    def begin_leaving(self) -> None:
+        """Has each connection closed with its next answer, new ones too: so nobody uses one when the server goes."""
+        self._leaving = True
+        for connection in self._open:
+            connection.close_after_answer()
 
     def begin_drain(self) -> None:
         """The end waits for the requests that are under way now; their connections take no other."""

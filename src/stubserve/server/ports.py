@@ -162,6 +162,10 @@ class Ports:
         port: int = self._http[name][1].getsockname()[1]
         return port
 
+    def begin_leaving(self) -> None:
+        """The server goes soon: HTTP connections take one request more. gRPC's are told at the end, by a GOAWAY."""
+        self._connections.open.begin_leaving()
+
     def begin_drain(self) -> None:
         """Marks the HTTP requests under way now: `drain` waits for these."""
         self._connections.open.begin_drain()

@@ -140,6 +140,7 @@ async def _end(server: Server, ports: Ports, impatient: bool, failed: bool) -> N
             "not ready any more; all else goes on for %d s (--exit-delay-secs), so that load balancers see it",
             settings.exit_delay_secs,
         )
+        ports.begin_leaving()
         await asyncio.sleep(settings.exit_delay_secs)
     # Before the log line: a request that comes after that line does not count.
     ports.begin_drain()
