@@ -19,6 +19,8 @@ from stubserve.client.tensors import Shapes
 
 T = TypeVar("T")
 DEFAULT_LIMIT = 256 << 20
+# By which a balancer sends all requests of a sequence to one server (docs/deployment/several-servers.md)
+SEQUENCE_HEADER = "x-sequence-id"
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,10 @@ class _Connected:
     def _call(self, triton: Any, step: Step) -> Any:
         method, arguments = step
         # tritonclient puts headers of its own into the dict that it is given.
-        return getattr(triton, method)(**{"headers": dict(self._headers), **arguments})
+        headers = dict(self._headers)
+        if arguments.get("sequence_id"):
+            headers.setdefault(SEQUENCE_HEADER, str(arguments["sequence_id"]))
+        return getattr(triton, method)(**{"headers": headers, **arguments})
 
 
 class Client(_Connected):
@@ -110,9 +115,10 @@ class Client(_Connected):
         because the server needs the place before the model runs. If you know the largest shape of such an output, name
         it: `outputs={"Y": (100, 6)}`, with the batch. None instead of a shape stands for what the configuration says.
 
-        Other options are those of tritonclient's `infer`: `sequence_id`, `priority`, `request_id` and so on. Streams of
-        decoupled models are not offered. Raises what tritonclient raises, and TypeError for a dtype that Triton does
-        not have. An output that is larger than its place is an error of the server, which says both sizes.
+        Other options are those of tritonclient's `infer`: `sequence_id`, `priority`, `request_id` and so on. The
+        sequence is in the header `x-sequence-id`, too, for balancers. Streams of decoupled models are not offered.
+        Raises what tritonclient raises, and TypeError for a dtype that Triton does not have. An output that is larger
+        than its place is an error of the server, which says both sizes.
         """
         return self._run(self._exchange.infer(model, inputs, outputs, version, options))
 

@@ -14,6 +14,9 @@ NAMES = {
     "container": "a Containerfile for docker, podman and buildah",
     "kubernetes": "manifests: deployment, service, autoscaler, disruption budget",
     "kserve": "a serving runtime, and an inference service that names it",
+    "haproxy": "a configuration for HAProxy in front of three servers",
+    "envoy": "the same for Envoy",
+    "nginx": "the same for nginx",
     "prometheus": "a configuration that scrapes a server, and alerts",
     "grafana": "a dashboard",
 }
