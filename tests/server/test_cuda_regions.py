@@ -183,14 +183,18 @@ def rows(triton: Any) -> list[Any]:
     ]
 
 
-def test_what_cannot_be_registered(triton: Any, client: Client) -> None:
-    for nbytes, text in ((ROOM + 1, "failed to register CUDA shared memory region 'gpu'"), (0, "invalid args")):
+def test_what_cannot_be_registered(triton: Any, client: Client, library: Path) -> None:
+    other = Client(library)
+    register(triton, other, "other")  # so that there is other memory behind, or in front
+    too_large = "failed to register CUDA shared memory region 'gpu': its memory has"
+    for nbytes, text in ((ROOM + 1, too_large), (3 * ROOM, too_large), (2**64 - 1, too_large), (0, "invalid args")):
         with pytest.raises(InferenceServerException, match=text):
             register(triton, client, nbytes=nbytes)
     client.handle = bytes(64)
     with pytest.raises(InferenceServerException, match="'gpu': cuIpcOpenMemHandle"):
         register(triton, client)
-    assert rows(triton) == []
+    assert [row["name"] for row in rows(triton)] == ["other"]
+    other.close()
 
 
 def test_bodies_that_name_no_handle(server: Serving) -> None:

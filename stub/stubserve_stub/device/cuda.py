@@ -208,6 +208,12 @@ class Device:
         self.call("cuIpcOpenMemHandle", byref(address), given, _LAZY_PEER_ACCESS)
         return address.value
 
+    def size_at(self, address: int) -> int:
+        """How many bytes there are from an address to the end of the memory that it lies in."""
+        start, size = c_ulonglong(), c_size_t()
+        self.call("cuMemGetAddressRange", byref(start), byref(size), address)
+        return start.value + size.value - address
+
     def close_handle(self, address: int) -> None:
         """Lets go of a client's memory that was opened."""
         self.call("cuIpcCloseMemHandle", address)

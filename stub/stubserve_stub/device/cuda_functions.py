@@ -119,6 +119,7 @@ FUNCTIONS: Dict[str, Form] = {
     "cuMemMap": (10020, (_ADDRESS, c_size_t, c_size_t, _HANDLE, c_ulonglong)),
     "cuMemUnmap": (10020, (_ADDRESS, c_size_t)),
     "cuMemSetAccess": (10020, (_ADDRESS, c_size_t, POINTER(AccessDescription), c_size_t)),
+    "cuMemGetAddressRange": (3020, (POINTER(_ADDRESS), POINTER(c_size_t), _ADDRESS)),
     "cuIpcOpenMemHandle": (11000, (POINTER(_ADDRESS), IpcMemoryHandle, c_uint)),
     "cuIpcCloseMemHandle": (4010, (_ADDRESS,)),
 }

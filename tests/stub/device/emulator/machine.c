@@ -293,7 +293,7 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     entry(cuMemAddressFree, 10020) entry(cuMemMap, 10020) entry(cuMemUnmap, 10020)                           \
     entry(cuMemSetAccess, 10020) entry(cuMemGetAllocationGranularity, 10020) entry(cuMemAlloc, 3020)         \
     entry(cuMemFree, 3020) entry(cuIpcGetMemHandle, 4010) entry(cuIpcOpenMemHandle, 11000)                   \
-    entry(cuIpcCloseMemHandle, 4010) entry(cuMemHostRegister, 6050) entry(cuMemHostUnregister, 4000)         \
+    entry(cuIpcCloseMemHandle, 4010) entry(cuMemGetAddressRange, 3020) entry(cuMemHostRegister, 6050) entry(cuMemHostUnregister, 4000)         \
     entry(cuStreamCreate, 2000) entry(cuStreamDestroy, 4000) entry(cuStreamSynchronize, 2000)                \
     entry(cuStreamWaitEvent, 3020) entry(cuEventCreate, 2000) entry(cuEventDestroy, 4000)                    \
     entry(cuEventRecord, 2000) entry(cuEventQuery, 2000) entry(cuEventSynchronize, 2000)                     \

@@ -358,6 +358,17 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr *start, CUipcMemHandle handle, unsigned 
     return leave(memory ? map_whole(start, memory, BY_IPC) : CUDA_ERROR_INVALID_VALUE);
 }
 
+CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size, CUdeviceptr address) {
+    CUresult result = enter("cuMemGetAddressRange");
+    if (result) return leave(result);
+    Mapping *mapping = mappings;
+    while (mapping && !(mapping->start <= address && address < mapping->start + mapping->size)) mapping = mapping->next;
+    if (!mapping) return leave(CUDA_ERROR_INVALID_VALUE);
+    *start = mapping->start;
+    *size = mapping->size;
+    return leave(CUDA_SUCCESS);
+}
+
 CUresult cuIpcCloseMemHandle(CUdeviceptr start) { return unmap_whole("cuIpcCloseMemHandle", start, BY_IPC); }
 
 /* ---- Registered host memory ---- */
