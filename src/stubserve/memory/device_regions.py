@@ -139,7 +139,10 @@ class Copier:
             self._window = mmap.mmap(window, WINDOW_BYTES)
             numbers = (theirs.fileno(), window)
             command = [sys.executable, "-m", "stubserve_stub.device.clients", *map(str, numbers)]
-            self._process = subprocess.Popen(command, pass_fds=numbers, stdin=subprocess.DEVNULL)
+            # In a session of its own: a ctrl-C for the server is none for it, which ends when the line does.
+            self._process = subprocess.Popen(
+                command, pass_fds=numbers, stdin=subprocess.DEVNULL, start_new_session=True
+            )
         except OSError as error:
             raise internal(f"the process that copies clients' memory on GPUs cannot be started: {error}") from None
         finally:

@@ -34,14 +34,18 @@ class GpuMetrics:
     async def start(self) -> None:
         command = [sys.executable, "-m", __name__, str(self._interval_s)]
         pipe = subprocess.PIPE
-        self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+        # In a session of its own: a ctrl-C for the server is none for it, which ends when its input does.
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        )
         self._reading = asyncio.create_task(self._read(self._process))
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         assert process.stderr is not None
         async for line in process.stdout:
-            self.values = json.loads(line)
+            if line.endswith(b"\n"):  # not the rest that a crash leaves
+                self.values = json.loads(line)
         self.values = {}
         said = (await process.stderr.read()).decode(errors="replace").strip()
         ended = await process.wait()
