@@ -41,6 +41,11 @@ class Slot(NamedTuple):
     classification: int
     region: RegionPlace | None = None
 
+    @property
+    def on_device(self) -> bool:
+        """Whether it goes into its client's memory on a GPU, which takes long."""
+        return self.region is not None and self.region.region.on_device
+
 
 IN_REGION = -1
 

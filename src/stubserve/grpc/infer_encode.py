@@ -79,9 +79,7 @@ def takes_long(response: Response, slots: Mapping[str, Slot]) -> bool:
     """Whether to encode a response in steps: for its classes, or because it goes into its client's shared memory."""
     for tensor in response.outputs:
         slot = slots.get(tensor.name)
-        if slot is None or not slot.classification:
-            continue
-        if tensor.nbytes > LARGE_OUTPUT or (slot.region is not None and slot.region.region.on_device):
+        if slot is not None and (slot.on_device or (slot.classification and tensor.nbytes > LARGE_OUTPUT)):
             return True
     return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf import json_format
@@ -126,10 +127,7 @@ class ManagementRpcs:
 
     async def system_region_status(self, request: Any) -> Any:
         response = service_pb2.SystemSharedMemoryStatusResponse()
-        for row in management.region_rows(self._server, request.name):
-            region = response.regions[row["name"]]
-            for field, value in row.items():
-                setattr(region, field, value)
+        _put_rows(response, management.region_rows(self._server, request.name))
         return response
 
     async def system_region_register(self, request: Any) -> Any:
@@ -142,10 +140,7 @@ class ManagementRpcs:
 
     async def cuda_region_status(self, request: Any) -> Any:
         response = service_pb2.CudaSharedMemoryStatusResponse()
-        for row in management.region_rows(self._server, request.name, on_device=True):
-            region = response.regions[row["name"]]
-            for field, value in row.items():
-                setattr(region, field, value)
+        _put_rows(response, management.region_rows(self._server, request.name, on_device=True))
         return response
 
     async def cuda_region_register(self, request: Any) -> Any:
@@ -160,6 +155,14 @@ class ManagementRpcs:
 
     def _model(self, request: Any) -> ServedModel:
         return self._server.known_model(request.name, request.version)
+
+
+def _put_rows(response: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Makes rows of regions the `regions` of a response."""
+    for row in rows:
+        region = response.regions[row["name"]]
+        for field, value in row.items():
+            setattr(region, field, value)
 
 
 def _check_repository(request: Any) -> None:

@@ -171,10 +171,8 @@ def is_large(request: Request, response: Response, reply_format: ReplyFormat, ac
     """Whether to encode a response in steps: much text, many classes, much to compress, or a copy to a GPU."""
     if len(request.id) > LARGE_OUTPUT:
         return True
-    if request.regions is not None and reply_format.slots is not None:
-        for wanted in reply_format.slots.values():
-            if wanted.region is not None and wanted.region.region.on_device:
-                return True
+    if request.regions is not None and any(wanted.on_device for wanted in (reply_format.slots or {}).values()):
+        return True
     for tensor in response.outputs:
         if tensor.nbytes > LARGE_OUTPUT:
             slot = _slot(tensor, reply_format)

@@ -270,41 +270,32 @@ def _shown(settings: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 def _region_parameters(body: bytes) -> tuple[str, int, int]:
     """Key, offset and size of a region. Raises ServeError with upstream's texts."""
     document = parse_json(body)
-    key = find(document, "key")
-    if key is UNSET:
-        raise invalid("Shared memory register request has no 'key' field")
+    key = _given(document, "key")
     if not isinstance(key, str):
         raise _wrong("string")
     offset = find(document, "offset")
     offset = 0 if offset is UNSET else _size(offset)
-    nbytes = find(document, "byte_size")
-    if nbytes is UNSET:
-        raise invalid("Shared memory register request has no 'byte_size' field")
-    return key, offset, _size(nbytes)
+    return key, offset, _size(_given(document, "byte_size"))
 
 
 def _cuda_region_parameters(body: bytes) -> tuple[bytes, int, int]:
     """Handle, GPU and size of a region. Raises ServeError with upstream's texts."""
     document = parse_json(body)
-    handle = find(document, "raw_handle")
-    if handle is UNSET:
-        raise invalid("Shared memory register request has no 'raw_handle' field")
-    text = find(handle, "b64")
-    if text is UNSET:
-        raise invalid("Shared memory register request has no 'b64' field")
+    text = _given(_given(document, "raw_handle"), "b64")
     try:
         raw = base64.b64decode(text if isinstance(text, str) else "", validate=True)
     except ValueError:
         raw = b""
     if len(raw) != CUDA_HANDLE_BYTES:
         raise invalid("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
-    values = []
-    for name in ("device_id", "byte_size"):
-        value = find(document, name)
-        if value is UNSET:
-            raise invalid(f"Shared memory register request has no '{name}' field")
-        values.append(_size(value))
-    return raw, values[0], values[1]
+    return raw, _size(_given(document, "device_id")), _size(_given(document, "byte_size"))
+
+
+def _given(document: object, name: str) -> Any:
+    value = find(document, name)
+    if value is UNSET:
+        raise invalid(f"Shared memory register request has no '{name}' field")
+    return value
 
 
 def _size(value: object) -> int:
