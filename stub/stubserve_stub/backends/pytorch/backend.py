@@ -30,12 +30,12 @@ class PyTorchBackend(NativeBackend):
         super().instance_initialize(instance)
         config = self.config
         device = self._device_of(instance)
-        on_gpu = device not in (None, CPU)
-        options = options_of(config, on_gpu)
+        gpu = None if device == CPU else device
+        options = options_of(config, on_gpu=gpu is not None)
         tensors = Tensors(self._torch)
         remarks = [*options.remarks, *switch(self._torch, options)]
         path = torch_file.find(self._version_dir, config)
-        program = self._load(path, device, options, tensors)
+        program = self._load(path, device, gpu, options, tensors)
         naming = resolve(config, program, tensors)
         for remark in (*remarks, *naming.remarks):
             self._log(remark)
@@ -43,7 +43,7 @@ class PyTorchBackend(NativeBackend):
             for line in options.chosen:
                 self.host.log(codes.LOG_INFO, "pytorch.py", 0, line)
         self.writes_inputs = program.writes_inputs
-        self._execution = TorchExecution(self._torch, program, naming, tensors, config, options, device)
+        self._execution = TorchExecution(self._torch, program, naming, tensors, config, options, gpu)
         self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config), "TorchScript")
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
@@ -67,15 +67,17 @@ class PyTorchBackend(NativeBackend):
             )
         return f"cuda:{number}"
 
-    def _load(self, path: str, device: Optional[str], options: TorchOptions, tensors: Tensors) -> TorchProgram:
+    def _load(
+        self, path: str, device: Optional[str], gpu: Optional[str], options: TorchOptions, tensors: Tensors
+    ) -> TorchProgram:
         name = self.config["name"]
         if path.endswith(torch_file.SOURCE):
             return saved.load_module(self._torch, path, name, options, device or CPU, self._log)
         kind = torch_file.kind_of(path)
         loaders: Dict[str, Callable[[], TorchProgram]] = {
             torch_file.TORCHSCRIPT: lambda: saved.load_torchscript(self._torch, path, device),
-            torch_file.EXPORTED: lambda: saved.load_exported(self._torch, path, tensors, device),
-            torch_file.COMPILED: lambda: saved.load_compiled(self._torch, path, device),
+            torch_file.EXPORTED: lambda: saved.load_exported(self._torch, path, tensors, gpu),
+            torch_file.COMPILED: lambda: saved.load_compiled(self._torch, path, gpu),
         }
         if kind not in loaders:
             raise torch_file.no_torchscript(path, kind)
@@ -89,7 +91,7 @@ class PyTorchBackend(NativeBackend):
         except Refusal as refusal:
             raise Refusal(f"unable to load model '{name}': {refusal}") from None
         except Exception as error:
-            reason = explain(error, elsewhere=device in (None, CPU))
+            reason = explain(error, elsewhere=gpu is None)
             raise Refusal(f"failed to load model '{name}': '{path}': {reason}") from None
 
     def _log(self, text: str) -> None:

@@ -28,7 +28,7 @@ _GPU = re.compile("cuda|nvidia", re.IGNORECASE)
 class TorchExecution:
     """One program, with the configuration's names for its arguments and results. `torch` is the package.
 
-    `device` is where inputs go, None for a model that brings them there itself.
+    `gpu` is where inputs go, None for the CPU, and for a model that brings them elsewhere itself.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class TorchExecution:
         tensors: Tensors,
         config: Mapping[str, Any],
         options: TorchOptions,
-        device: Optional[str],
+        gpu: Optional[str],
     ) -> None:
         self._torch_tensor = torch.Tensor
         self._mode = torch.inference_mode if options.inference_mode else torch.no_grad
-        self._gpu = None if device in (None, CPU) else device
+        self._gpu = gpu
         # Gives what torch keeps back to the GPU, after each execution
         self._clean = torch.cuda.empty_cache if options.cleans_cache else None
         self._program = program

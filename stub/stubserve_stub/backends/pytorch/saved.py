@@ -75,16 +75,16 @@ def _writes(method: Any) -> bool:
         return True
 
 
-def load_exported(torch: Any, path: str, tensors: Tensors, device: Optional[str]) -> TorchProgram:
+def load_exported(torch: Any, path: str, tensors: Tensors, gpu: Optional[str]) -> TorchProgram:
     """A program as torch.export.save writes it. Raises Refusal, and what torch raises.
 
-    It runs on `device`; None for where it was exported.
+    It runs on this `gpu`; None for where it was exported.
     """
     export = import_package("torch.export", "pytorch")
     with nothing_executable(path):
         exported = export.load(path)
-    if device is not None and device != "cpu":
-        exported = import_package("torch.export.passes", "pytorch").move_to_device_pass(exported, device)
+    if gpu is not None:
+        exported = import_package("torch.export.passes", "pytorch").move_to_device_pass(exported, gpu)
     signature = exported.graph_signature
     values = {node.name: node.meta.get("val") for node in exported.graph.nodes}
     inputs = _described(path, signature.user_inputs, values, tensors)
@@ -98,11 +98,11 @@ def load_exported(torch: Any, path: str, tensors: Tensors, device: Optional[str]
     )
 
 
-def load_compiled(torch: Any, path: str, device: Optional[str]) -> TorchProgram:
+def load_compiled(torch: Any, path: str, gpu: Optional[str]) -> TorchProgram:
     """A package of AOTInductor, which is compiled for a CPU or for GPUs. Raises Refusal, and what torch raises."""
     inductor = import_package("torch._inductor", "pytorch")
-    gpu = {} if device in (None, "cpu") else {"device_index": torch.device(device).index}
-    compiled = inductor.aoti_load_package(path, **gpu)
+    place = {} if gpu is None else {"device_index": torch.device(gpu).index}
+    compiled = inductor.aoti_load_package(path, **place)
     in_spec, out_spec = (torch.utils._pytree.treespec_loads(text) for text in compiled.loader.get_call_spec())
     return TorchProgram(
         _Call(torch, compiled, in_spec, out_spec),
