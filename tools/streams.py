@@ -31,6 +31,7 @@ from pathlib import Path
 
 from tools.bench.rivals import FOLDER, rivals_folder
 from tools.bench.servers import Program, Server
+from tools.tokens import percentile
 
 API_SERVERS = 2
 MARK, END = b'"w', b"[DONE]"
@@ -192,8 +193,8 @@ def _figures(runs: list[Run]) -> str:
     def median(values: Iterator[float]) -> float:
         return statistics.median(values)
 
-    first = [f"{median(_percentile(run.first_ms, percent) for run in runs):.0f} ms" for percent in (50, 99)]
-    gaps = [f"{median(_percentile(run.gaps_ms, percent) for run in runs):.1f} ms" for percent in (50, 99, 100)]
+    first = [f"{median(percentile(run.first_ms, percent) for run in runs):.0f} ms" for percent in (50, 99)]
+    gaps = [f"{median(percentile(run.gaps_ms, percent) for run in runs):.1f} ms" for percent in (50, 99, 100)]
     memory = [median(run.pss_mib for run in runs), median(run.largest_rss_mib for run in runs)]
     return " | ".join(
         [
@@ -204,11 +205,6 @@ def _figures(runs: list[Run]) -> str:
             *(f"{mib:.0f} MiB" for mib in memory),
         ]
     )
-
-
-def _percentile(values: list[float], percent: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def _figures(runs: list[Run]) -> str:
         return statistics.median(values)
 
     times = [
-        f"{median(_percentile(times, percent) for times in all_times):.1f} ms"
+        f"{median(percentile(times, percent) for times in all_times):.1f} ms"
         for all_times in ([run.first_ms for run in runs], [run.gaps_ms for run in runs])
         for percent in (50, 99)
     ]
@@ -207,7 +207,7 @@ def _figures(runs: list[Run]) -> str:
     return " | ".join([*times, f"{median(run.tokens / run.seconds for run in runs):.1f}", *costs])
 
 
-def _percentile(values: list[float], percent: float) -> float:
+def percentile(values: list[float], percent: float) -> float:
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
 

@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException
 from stubserve.client import Client
 from tests.client.conftest import Asked
 from tests.client.helpers import FLAG, SHAPE, image, in_pool, names_of, regions, running, write_image
-from tests.conformance.servers import _free_ports
+from tests.conformance.servers import free_ports
 from tests.real_server import Serving, eventually
 
 # Asks until it has all the blocks that it will have, says so, and asks on until it is killed.
@@ -76,7 +76,7 @@ def on_port(root: Path, ports: list[int], *flags: str) -> Iterator[Serving]:
 
 def test_a_restarted_server_gets_the_regions_anew(repository: Path, protocol: str) -> None:
     write_image(repository)
-    ports = _free_ports(2)
+    ports = free_ports(2)
     url = f"{protocol}://127.0.0.1:{ports[protocol == 'grpc']}"
     with Client(url) as client:
         with on_port(repository, ports, FLAG) as server:
@@ -274,7 +274,7 @@ def test_thousands_of_frames_with_a_killed_client_and_a_restarted_server(
     repository: Path, protocol: str, count: int
 ) -> None:
     write_image(repository)
-    ports = _free_ports(2)
+    ports = free_ports(2)
     url = f"{protocol}://127.0.0.1:{ports[protocol == 'grpc']}"
     made = [image(seed) for seed in range(7)]
     with Client(url) as client:

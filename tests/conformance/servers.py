@@ -177,7 +177,7 @@ def _command(name: str) -> list[str]:
     return [sys.executable, "-m", "stubserve", "serve", *more]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:
@@ -229,7 +229,7 @@ def serving(name: str, root: Path, log: Path, *flags: str) -> Iterator[Server]:
 
 
 def _start(name: str, root: Path, log: Path, flags: tuple[str, ...], variables: dict[str, str]) -> Server:
-    http, grpc, metrics = _free_ports(3)
+    http, grpc, metrics = free_ports(3)
     command = [
         *_command(name),
         f"--model-repository={root}",

@@ -24,6 +24,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
+from tests.conformance.servers import free_ports
 from tests.real_server import PATIENCE_S, Serving, eventually, io_config, write_model
 
 DEPLOY = Path(__file__).parents[2] / "src" / "stubserve" / "deploy"
@@ -244,14 +245,7 @@ def test_one_is_killed_and_one_leaves(tmp_path: Path, name: str) -> None:
     if not BALANCERS[name]():
         pytest.skip(f"needs {name}")
     with contextlib.ExitStack() as stack:
-        ports = {}
-        for port in PORTS:
-            # Taken, so that nobody else gets it, and not listened on
-            taken = stack.enter_context(socket.socket())
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind(("127.0.0.1", 0))
-            ports[port] = taken.getsockname()[1]
-            taken.close()
+        ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         site = Site(name, tmp_path, ports)
         stack.callback(site.close)
         with Load(ports[8000], ports[8001]) as load:
