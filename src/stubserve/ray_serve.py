@@ -1,84 +1,87 @@
-"""stubserve on Ray Serve: each replica serves the models of a repository, on whichever machine Ray puts it.
+"""stubserve on Ray Serve: Ray places and counts the servers, and clients' requests reach them without Ray.
 
-    serve run stubserve.ray_serve:app repository=/srv/models replicas=2
+    applications:
+      - import_path: stubserve.ray_serve:app
+        args: { repository: /srv/models, replicas: 2 }
 
-The repository has to be at the same place on all machines. Ray's proxies take the HTTP requests and hand each to a
-replica. A replica is stubserve's ASGI app in an actor of Ray, with the models' stubs as its children. An actor that
-dies takes its stubs with it, and Ray starts another. There is no gRPC and no metrics port (docs/deployment/asgi.md).
+`stubserve.fleet` has the parts, and says what they guarantee.
 """
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from ray import serve
 
-# Seconds for a replica to finalize its models; a bit more than --exit-timeout-secs
-STOP_S = 35.0
+from stubserve.fleet.directory import Directory
+from stubserve.fleet.front import Front
+from stubserve.fleet.groups import Group, groups_of
+from stubserve.fleet.replica import Replica
 
-_ARGUMENTS = {"repository", "replicas", "cpus", "flags"}
+# Seconds that Ray gives a replica to end, beyond its `drain_s`: --exit-timeout-secs and a bit more
+_STOP_S = 40.0
+
+_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+_OWN = {"repository", "groups", "fronts", "address", *(f"{kind}_port" for kind in _PORTS)}
 
 
-def app(arguments: dict[str, str]) -> serve.Application:
-    """The application. Raises ValueError for an argument that is unknown or missing.
+def app(arguments: dict[str, Any]) -> serve.Application:
+    """The application. Raises ValueError for an argument that is unknown, missing or wrong.
 
-    `repository` is a folder, `replicas` how many to run, `cpus` the cores of each, `flags` as for `stubserve serve`.
+    `repository` is a folder or a cloud address that all nodes reach. `groups` says which models are served together
+    (`groups.Group` has what can be said of each); without it all models are one group, and what is said of a group is
+    said at the top. `fronts` is how many nodes answer clients (1), at `address` (0.0.0.0) with `http_port` (8000),
+    `grpc_port` (8001) and `metrics_port` (8002).
     """
-    unknown = sorted(arguments.keys() - _ARGUMENTS)
-    if unknown:
-        raise ValueError(f"stubserve.ray_serve has no argument {unknown[0]!r}, only {', '.join(sorted(_ARGUMENTS))}")
-    if "repository" not in arguments:
-        raise ValueError("name the folder of models: serve run stubserve.ray_serve:app repository=/srv/models")
-    words = [arguments["repository"], *shlex.split(arguments.get("flags", ""))]
-
-    def build() -> Any:
-        # In the replica, where the models are
-        from stubserve.asgi import create_app
-        from stubserve.flags import parse_arguments
-
-        return create_app(parse_arguments(words))
-
-    @serve.deployment(
-        name="models",
-        num_replicas=int(arguments.get("replicas", "1")),
-        ray_actor_options={"num_cpus": float(arguments.get("cpus", "1"))},
+    if not arguments.get("repository"):
+        raise ValueError("stubserve.ray_serve: name the folder of models: `args: { repository: /srv/models }`")
+    groups = groups_of({name: value for name, value in arguments.items() if name not in _OWN}, arguments.get("groups"))
+    directory = serve.deployment(
+        Directory,
+        name="directory",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=1000,
-        graceful_shutdown_timeout_s=STOP_S,
+        logging_config={"enable_access_log": False},
+    ).bind()
+    replicas = [_models(group, str(arguments["repository"]), directory) for group in groups]
+    front = serve.deployment(
+        Front,
+        name="front",
+        num_replicas=int(arguments.get("fronts", 1)),
+        max_replicas_per_node=1,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=1000,
     )
-    @serve.ingress(build)
-    class Models:
-        app: Any  # made by `build`
-
-        async def check_health(self) -> None:
-            """Raises RuntimeError if a model cannot recover; Ray then starts another replica."""
-            if await _status(self.app, "/v2/health/ready") != 200:
-                raise RuntimeError("not every model is ready")
-
-    models: Any = Models
-    return models.bind()
+    ports = {kind: int(arguments.get(f"{kind}_port", port)) for kind, port in _PORTS.items()}
+    models = {group.name: group.models for group in groups}
+    linger_s = int(max(group.drain_s for group in groups) + _STOP_S)
+    application: serve.Application = front.bind(
+        directory, str(arguments.get("address", "0.0.0.0")), ports, models, linger_s, replicas
+    )
+    return application
 
 
-async def _status(asgi: Any, path: str) -> int:
-    statuses = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            statuses.append(message["status"])
-
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "GET",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [],
-    }
-    await asgi(scope, receive, send)
-    return int(statuses[0])
+def _models(group: Group, repository: str, directory: serve.Application) -> serve.Application:
+    options: dict[str, Any] = {"num_replicas": group.least}
+    if group.most > group.least:
+        options = {
+            "autoscaling_config": {
+                "min_replicas": group.least,
+                "max_replicas": group.most,
+                "upscale_delay_s": group.upscale_delay_s,
+                "downscale_delay_s": group.downscale_delay_s,
+                "policy": {"policy_function": "stubserve.fleet.demand:replicas_for_demand"},
+            }
+        }
+    deployment = serve.deployment(
+        Replica,
+        name=f"models-{group.name}",
+        ray_actor_options={"num_cpus": group.cpus, "num_gpus": group.gpus, "resources": group.resources},
+        graceful_shutdown_timeout_s=group.drain_s + _STOP_S,
+        health_check_period_s=2,
+        health_check_timeout_s=10,
+        **options,
+    )
+    application: serve.Application = deployment.bind(group, repository, directory)
+    return application

@@ -85,9 +85,10 @@ LOSES_REQUESTS_OF_A_SERVER_THAT_LEAVES = {"nginx"}
 
 
 class Load:
-    """What clients ask through the balancer, and what they get."""
+    """What clients ask through the balancer, and what they get. `named`: sequences by the header, too."""
 
-    def __init__(self, http_port: int, grpc_port: int) -> None:
+    def __init__(self, http_port: int, grpc_port: int, host: str = "127.0.0.1", named: bool = True) -> None:
+        self._named = named
         self.answers: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.wrong: list[Any] = []
@@ -95,8 +96,8 @@ class Load:
         self._news = threading.Condition()
         self._over = threading.Event()
         self._ids = itertools.count(1)
-        self._http = f"127.0.0.1:{http_port}"
-        self._grpc = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{grpc_port}")
+        self._http = f"{host}:{http_port}"
+        self._grpc = tritonclient.grpc.InferenceServerClient(f"{host}:{grpc_port}")
         acts = [*[self._ask] * CLIENTS, *[self._ask_in_sequences] * SEQUENCES]
         self._threads = [threading.Thread(target=act, args=(kind,)) for kind in ("http", "grpc") for act in acts]
 
@@ -151,7 +152,7 @@ class Load:
                         sequence_id=id,
                         sequence_start=step == 0,
                         sequence_end=step == STEPS - 1,
-                        headers={"x-sequence-id": str(id)},
+                        headers={"x-sequence-id": str(id)} if self._named else {},
                     )
                     if answered != total:
                         self.wrong.append((id, step, total, answered))

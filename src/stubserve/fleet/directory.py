@@ -1,0 +1,154 @@
+"""Which replicas there are, and what they have to load: the one actor that replicas and fronts ask.
+
+Each replica announces itself once a second. Who has been silent for 5 s is not listed any more.
+
+A change is a load or an unload by request. A replica is listed only once it has made all changes, so a replica that
+starts later has the same models as the others. The directory keeps nothing on a disk. When it dies, Ray starts it
+anew, and it learns replicas and changes from the next announcements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass, field, replace
+
+_SILENT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Member:
+    """A replica. No other of the application has had its `number`.
+
+    `leaving`: it gets only requests of the sequences that it has. So does one that is not ready.
+    """
+
+    id: str
+    group: str
+    host: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    number: int = 0
+    leaving: bool = False
+    sequences: bool = False  # whether one of its models has sequences
+
+
+@dataclass(frozen=True)
+class Front:
+    """A front, and the port at which it tells the others which sequence is where."""
+
+    id: str
+    host: str
+    peer_port: int
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """All replicas that answer, by number, and all fronts, by id."""
+
+    version: int
+    members: list[Member]
+    fronts: list[Front]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A load, an unload or a setting by request: the `path` and `body` of it, and the replicas that have made it.
+
+    A later change of the same thing (`what`: a model, or settings) makes an earlier one of no interest. `path` is that
+    of HTTP, or of a gRPC method. `group` is the one that it concerns; all groups if it is empty.
+    """
+
+    number: int
+    group: str
+    what: str
+    path: str
+    body: bytes
+    made_by: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class Told:
+    """The directory's answer to an announcement: the replica's `number`, that of the last change, and `changes`."""
+
+    number: int
+    last: int
+    changes: list[Change]
+
+
+class Directory:
+    """Lives on the event loop of its actor; no method awaits between reading and writing its state."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, Member] = {}
+        self._fronts: dict[str, Front] = {}
+        self._heard: dict[str, float] = {}
+        self._changes: dict[str, Change] = {}  # the last one of each `what`
+        self._last = 0
+        self._version = 0
+        self._news = asyncio.Condition()
+
+    async def announce(self, member: Member, known: int, listed: bool) -> Told:
+        """A replica is there. `known` is the last change that it knows of; `listed`: it has made all of these.
+
+        The answer has the later changes; where `last` is less than `known`, the directory is new and wants `restore`.
+        """
+        number = member.number or 1 + max((other.number for other in self._members.values()), default=0)
+        member = replace(member, number=number)
+        later = [
+            change for change in self._changes.values() if change.number > known and change.group in ("", member.group)
+        ]
+        self._heard[member.id] = time.monotonic()
+        if listed and not later:
+            await self._list(member)
+        return Told(number, self._last, sorted(later, key=lambda change: change.number))
+
+    async def restore(self, last: int, changes: list[Change]) -> None:
+        """What a replica knows of changes, for a directory that is new."""
+        self._last = max(self._last, last)
+        for change in changes:
+            kept = self._changes.get(change.what)
+            if kept is None or kept.number < change.number:
+                self._changes[change.what] = change
+
+    async def gone(self, id: str) -> None:
+        """A replica, or a front, answers no more."""
+        self._heard.pop(id, None)
+        if self._members.pop(id, None) or self._fronts.pop(id, None):
+            await self._tell()
+
+    async def changed(self, change: Change) -> None:
+        """A change was made by request; its number is given here."""
+        self._last += 1
+        self._changes[change.what] = replace(change, number=self._last)
+
+    async def fleet(self, front: Front, version: int, timeout_s: float = 1.0) -> Fleet:
+        """What there is, once it is other than at `version` or after `timeout_s`. The front that asks is there, too."""
+        await self._drop_silent()
+        self._heard[front.id] = time.monotonic()
+        if self._fronts.get(front.id) != front:
+            self._fronts[front.id] = front
+            await self._tell()
+        async with self._news:
+            if version == self._version:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), timeout_s)
+        members = sorted(self._members.values(), key=lambda member: member.number)
+        return Fleet(self._version, members, sorted(self._fronts.values(), key=lambda other: other.id))
+
+    async def _list(self, member: Member) -> None:
+        if self._members.get(member.id) != member:
+            self._members[member.id] = member
+            await self._tell()
+
+    async def _drop_silent(self) -> None:
+        now = time.monotonic()
+        for id in [id for id, heard in self._heard.items() if now - heard > _SILENT_S]:
+            await self.gone(id)
+
+    async def _tell(self) -> None:
+        self._version += 1
+        async with self._news:
+            self._news.notify_all()

@@ -1,0 +1,221 @@
+"""What concerns all replicas, asked of each: loads, the index, statistics, metrics, settings of log and traces.
+
+One request is sent to all replicas at once, and its answer says what all of them say:
+
+- A load, an unload or a setting succeeds if it does at each replica. Otherwise the answer names those that failed, and
+  says why; the others have made the change. It is kept for replicas that start later, and for those that failed.
+- The index names a model once; it is READY if it is at each replica.
+- Statistics are added up. Metrics get a label `replica`.
+- Over gRPC the messages of all replicas are put one behind the other. By protobuf's rules that is one message in which
+  the lists are joined: statistics and index have entries of each replica.
+
+Clients' shared memory is refused: it lies on one machine, and the replicas on several.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from stubserve.fleet.asking import CODES, GRPC_SERVICE, Reply, ask, ask_for
+from stubserve.fleet.directory import Change, Member
+from stubserve.grpc.wire import LENGTH, Malformed, fields
+
+# Of a load: longer than any model takes
+_TIMEOUT_S = 3600.0
+_LOAD = re.compile(r"/v2/repository/models/(?P<model>[^/]+)/(?:load|unload)$")
+_OF_MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)/")
+_SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (.*)$")
+_NO_SHARED_MEMORY = "clients' shared memory is not for a fleet of machines; ask a server on the client's own machine"
+# Methods of gRPC that change something, by the field of the message that names the model, if there is one
+_CHANGES = {"RepositoryModelLoad": 2, "RepositoryModelUnload": 2, "TraceSetting": 2, "LogSettings": 0}
+_NAMES = {**_CHANGES, "ModelStatistics": 1}
+
+Record = Callable[[Change], Coroutine[Any, Any, None]]
+
+
+class Everyone:
+    """Asks all replicas. `members` gives those of a model, or all for ""; `record` keeps a change for later ones."""
+
+    def __init__(self, members: Callable[[str], list[Member]], group_of: Callable[[str], str], record: Record) -> None:
+        self._members = members
+        self._group_of = group_of
+        self._record = record
+
+    def app(self) -> Starlette:
+        """For HTTP."""
+        return Starlette(routes=[Route("/{path:path}", self._http, methods=["GET", "POST"])])
+
+    def grpc_handler(self) -> grpc.GenericRpcHandler:
+        """For gRPC."""
+        return _Handler(self)
+
+    async def _http(self, request: Request) -> Response:
+        path, body = request.url.path, await request.body()
+        if path == "/metrics":
+            return Response(await self._metrics(), media_type="text/plain; charset=utf-8")
+        if "sharedmemory" in path:
+            return _answer(Reply(400, _NO_SHARED_MEMORY.encode()))
+        found = _LOAD.match(path) or _OF_MODEL.match(path)
+        model = found["model"] if found else ""
+        replies = await self._each(model, path, body, request.method)
+        failed = _failed(replies)
+        if failed.status != 200:
+            reply = failed
+        elif path.endswith("/index"):
+            reply = Reply(200, json.dumps(_index([json.loads(reply.body) for _, reply in replies])).encode())
+        elif path.endswith("/stats"):
+            reply = Reply(200, json.dumps(_statistics([json.loads(reply.body) for _, reply in replies])).encode())
+        else:
+            reply = replies[0][1]
+        if request.method == "POST" and not path.endswith("/index"):
+            await self._keep(model, f"model {model}" if _LOAD.match(path) else path, path, body, replies)
+        return _answer(reply)
+
+    async def call(self, method: str, message: bytes) -> Reply:
+        """One call of gRPC, by the name of its method."""
+        if "SharedMemory" in method:
+            return Reply(400, _NO_SHARED_MEMORY.encode())
+        try:
+            model = _text(message, _NAMES.get(method, 0))
+        except Malformed as error:
+            return Reply(400, error.text.encode())
+        replies = await self._each(model, GRPC_SERVICE + method, message, "POST")
+        # Settings are field 1; without them these methods only ask.
+        sets = any(tag == 1 << 3 | LENGTH for tag, *_ in fields(message))
+        if method in _CHANGES and (sets or method.startswith("Repository")):
+            what = f"model {model}" if "Model" in method else f"{method} {model}"
+            await self._keep(model, what, GRPC_SERVICE + method, message, replies)
+        failed = _failed(replies)
+        return Reply(200, b"".join(reply.body for _, reply in replies)) if failed.status == 200 else failed
+
+    async def _each(self, model: str, path: str, body: bytes, method: str) -> list[tuple[Member, Reply]]:
+        members = self._members(model)
+        replies = await asyncio.gather(*(ask_for(member, path, body, _TIMEOUT_S, method) for member in members))
+        return list(zip(members, replies, strict=True))
+
+    async def _keep(self, model: str, what: str, path: str, body: bytes, replies: list[tuple[Member, Reply]]) -> None:
+        made_by = frozenset(member.id for member, reply in replies if reply.status == 200)
+        if made_by:
+            await self._record(Change(0, self._group_of(model) if model else "", what, path, body, made_by))
+
+    async def _metrics(self) -> str:
+        members = self._members("")
+        replies = await asyncio.gather(*(ask(one.host, one.metrics_port, "GET", "/metrics") for one in members))
+        families: dict[str, list[str]] = {}
+        family = ""
+        for member, reply in zip(members, replies, strict=True):
+            for line in reply.body.decode().splitlines() if reply.status == 200 else ():
+                if line.startswith("#"):
+                    family = line.split()[2]
+                    if line not in families.setdefault(family, []):
+                        families[family].append(line)
+                elif found := _SAMPLE.match(line):
+                    name, labels, value = found.groups()
+                    all_labels = ",".join(filter(None, [labels, f'replica="{member.number}"']))
+                    families.setdefault(family, []).append(f"{name}{{{all_labels}}} {value}")
+        return "".join(f"{line}\n" for lines in families.values() for line in lines)
+
+
+class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """Any unary method, with messages as they are on the wire."""
+
+    def __init__(self, everyone: Everyone) -> None:
+        self._everyone = everyone
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        method = details.method.rpartition("/")[2]
+
+        async def answer(message: bytes, context: Any) -> bytes:
+            reply = await self._everyone.call(method, message)
+            if reply.status != 200:
+                await context.abort(CODES.get(reply.status, grpc.StatusCode.INTERNAL), reply.body.decode())
+            return reply.body
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def _failed(replies: list[tuple[Member, Reply]]) -> Reply:
+    """Status 200, or that of the first failure, with a text that names each replica that failed."""
+    if not replies:
+        return Reply(503, b"no replica answers")
+    failures = [(member, reply) for member, reply in replies if reply.status != 200]
+    if not failures:
+        return Reply(200, b"")
+    texts = {_error_text(reply) for _, reply in failures}
+    if len(failures) == len(replies) and len(texts) == 1:
+        return Reply(failures[0][1].status, texts.pop().encode())
+    each = "; ".join(
+        f"replica {one.number} ({one.host}:{one.http_port}): {_error_text(reply)}" for one, reply in failures
+    )
+    return Reply(failures[0][1].status, f"{len(failures)} of {len(replies)} replicas failed: {each}".encode())
+
+
+def _error_text(reply: Reply) -> str:
+    try:
+        return str(json.loads(reply.body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return reply.body.decode(errors="replace")
+
+
+def _answer(reply: Reply) -> Response:
+    body = reply.body if reply.status == 200 else json.dumps({"error": _error_text(reply)}).encode()
+    return Response(body, reply.status, media_type="application/json")
+
+
+def _index(indexes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Each version of each model once: as it is where it is not READY, if there is such a replica."""
+    models: dict[tuple[str, str], dict[str, Any]] = {}
+    for index in indexes:
+        for entry in index:
+            which = (entry["name"], entry.get("version", ""))
+            if which not in models or models[which].get("state") == "READY":
+                models[which] = entry
+    return list(models.values())
+
+
+def _statistics(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    models: dict[tuple[str, str], Any] = {}
+    for answer in answers:
+        for entry in answer["model_stats"]:
+            which = (entry["name"], entry["version"])
+            models[which] = _added(models[which], entry, "") if which in models else entry
+    return {"model_stats": list(models.values())}
+
+
+def _added(one: Any, other: Any, key: str) -> Any:
+    """Numbers are added, but for the time of the last inference; what a list has for one batch size is joined."""
+    if isinstance(one, dict):
+        return {
+            name: _added(one[name], other[name], name)
+            if name in one and name in other
+            else one.get(name, other.get(name))
+            for name in {**one, **other}
+        }
+    if isinstance(one, list):
+        sizes = {entry["batch_size"]: entry for entry in one if "batch_size" in entry}
+        for entry in other:
+            if "batch_size" in entry:
+                size = entry["batch_size"]
+                sizes[size] = {**_added(sizes[size], entry, ""), "batch_size": size} if size in sizes else entry
+        return list(sizes.values()) if sizes else one
+    if isinstance(one, int) and not isinstance(one, bool):
+        return max(one, other) if key == "last_inference" else one + other
+    return one
+
+
+def _text(message: bytes, wanted: int) -> str:
+    """A field of a message as text; "" if it is not there. Raises Malformed."""
+    for tag, _, content, end in fields(message):
+        if tag == wanted << 3 | LENGTH:
+            return message[content:end].decode(errors="replace")
+    return ""

@@ -1,0 +1,126 @@
+"""A front: the address of the whole fleet on one node.
+
+HAProxy (`balancer`) sends requests to replicas, `everyone` asks all of them. This actor only keeps both in step with
+the directory; requests do not pass it. When the directory does not answer, requests go on to the replicas last known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+
+from stubserve.fleet import directory as known
+from stubserve.fleet.asking import ANY_SIZE, ask
+from stubserve.fleet.balancer import Addresses, Balancer
+from stubserve.fleet.directory import Change, Fleet, Member
+from stubserve.fleet.everyone import Everyone
+from stubserve.fleet.replica import free_ports, node_address
+
+log = logging.getLogger("ray.serve")
+
+_AGAIN_S = 0.5
+_OWN_HEADERS = {"host", "connection", "content-length", "transfer-encoding"}
+
+
+class Front:
+    """Ray makes it in an actor, and calls the methods without an underscore."""
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, directory: Any, address: str, ports: dict[str, int], groups: dict[str, list[str]], linger_s: int, _: Any
+    ) -> None:
+        """Returns once it follows the directory. `groups` has the models of each group.
+
+        A HAProxy that is replaced has `linger_s` seconds for its connections to end.
+        """
+        self._directory = directory
+        self._groups = groups
+        self._members: list[Member] = []
+        host = node_address()
+        http_port, grpc_port, peer_port = free_ports(host, 3)
+        self._known = known.Front(f"f{uuid.uuid4().hex[:12]}", host, peer_port)
+        everyone = Everyone(self._of_model, self._group_of, self._record)
+        config = uvicorn.Config(everyone.app(), "127.0.0.1", http_port, log_level="warning", lifespan="off")
+        self._http = _Uvicorn(config)
+        self._grpc = grpc.aio.server(handlers=[everyone.grpc_handler()], options=ANY_SIZE)
+        self._grpc.add_insecure_port(f"127.0.0.1:{grpc_port}")
+        await self._grpc.start()
+        self._folder = Path(tempfile.mkdtemp(prefix="stubserve-front-"))
+        self._address = "127.0.0.1" if address in ("0.0.0.0", "::") else address
+        self._port = ports["http"]
+        addresses = Addresses(address, **ports, everyone_http=http_port, everyone_grpc=grpc_port)
+        self._balancer = Balancer(self._folder, addresses, groups, linger_s)
+        self._tasks = [asyncio.create_task(self._http.serve()), asyncio.create_task(self._follow())]
+
+    async def check_health(self) -> None:
+        """Raises RuntimeError if HAProxy has ended or refuses its configuration; Ray then starts another front."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+        if self._members and not self._balancer.lives:
+            raise RuntimeError("the front does not answer any more; HAProxy's log, above, says why")
+
+    async def __call__(self, request: Request) -> Response:
+        """A request that came through Ray's own proxy."""
+        headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        reply = await ask(self._address, self._port, request.method, path, await request.body(), headers, 3600.0)
+        kept = {name: value for name, value in reply.headers.items() if name.lower() not in _OWN_HEADERS}
+        return Response(reply.body, reply.status, kept)
+
+    async def __del__(self) -> None:
+        """Ray awaits it."""
+        if hasattr(self, "_tasks"):
+            for task in self._tasks:
+                task.cancel()
+            with contextlib.suppress(Exception):  # the directory may be gone first
+                await self._directory.gone.remote(self._known.id)
+            await self._grpc.stop(None)
+            await asyncio.to_thread(self._balancer.end)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _follow(self) -> None:
+        shown: Fleet | None = None
+        version = -1
+        while True:
+            try:
+                fleet = await self._directory.fleet.remote(self._known, version)
+            except Exception as error:  # of Ray: the directory is being started anew
+                log.warning("stubserve: no list of replicas: %s", error)
+                version = -1
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            version = fleet.version
+            # A new directory knows nobody for a moment.
+            if not fleet.members or (shown and (fleet.members, fleet.fronts) == (shown.members, shown.fronts)):
+                continue
+            self._members, shown = fleet.members, fleet
+            await asyncio.to_thread(self._balancer.show, fleet, self._known.id)
+
+    def _group_of(self, model: str) -> str:
+        named = (group for group, models in self._groups.items() if model in models)
+        return next(named, next(iter(self._groups)))
+
+    def _of_model(self, model: str) -> list[Member]:
+        return [member for member in self._members if not model or member.group == self._group_of(model)]
+
+    async def _record(self, change: Change) -> None:
+        await self._directory.changed.remote(change)
+
+
+class _Uvicorn(uvicorn.Server):
+    """Leaves signals to Ray."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield

@@ -1,0 +1,208 @@
+"""A replica of a group of models: `stubserve serve` as a child of Ray's actor, and what Ray and the fronts know of it.
+
+The server is the one of every other installation, with ports of its own on this node. It ends with its actor, however
+that ends: a thread of the actor starts it and lives as long as the actor, and the kernel ends the server with that
+thread (PR_SET_PDEATHSIG).
+
+To leave, a replica first says so: fronts then send it only requests of sequences that it has. After `drain_s` (2 s
+where no model has sequences) it is not listed any more, and its server ends as on any SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from dataclasses import replace
+from typing import Any
+
+from stubserve.fleet.asking import Reply, ask, ask_for
+from stubserve.fleet.demand import Demand, Room
+from stubserve.fleet.directory import Change, Member
+from stubserve.fleet.groups import Group
+
+log = logging.getLogger("ray.serve")
+
+_ANNOUNCE_S = 1.0
+# Seconds in which fronts learn that a replica leaves
+_LEARN_S = 2.0
+_START_S = 600.0
+# PR_SET_PDEATHSIG, then the server in the same process
+_CHILD = (
+    "import ctypes, runpy, sys; ctypes.CDLL(None).prctl(1, 15); sys.argv[0] = 'stubserve'; "
+    "runpy.run_module('stubserve', run_name='__main__')"
+)
+
+
+class Replica:
+    """Ray makes it in an actor, and calls the methods without an underscore."""
+
+    async def __init__(self, group: Group, repository: str, directory: Any) -> None:  # type: ignore[misc]  # Ray awaits
+        """Returns once the models are loaded. Raises RuntimeError with the server's last words if it ends instead."""
+        self._group = group
+        self._directory = directory
+        host = node_address()
+        http_port, grpc_port, metrics_port = free_ports(host, 3)
+        self._member = Member(uuid.uuid4().hex, group.name, host, http_port, grpc_port, metrics_port)
+        self._known = -1  # the last change that this replica knows of
+        self._log: dict[str, Change] = {}
+        self._demand = Demand()
+        self._child = _Child(
+            [
+                "serve",
+                repository,
+                f"--http-address={host}",
+                f"--http-port={http_port}",
+                f"--grpc-address={host}",
+                f"--grpc-port={grpc_port}",
+                f"--metrics-address={host}",
+                f"--metrics-port={metrics_port}",
+                "--exit-delay-secs=1",
+                *group.words,
+            ]
+        )
+        await self._until_ready()
+        self._rooms: dict[str, Room] = {}
+        await self._read_configurations()
+        self._announcing = asyncio.get_running_loop().create_task(self._announce_forever())
+
+    async def check_health(self) -> None:
+        """Raises RuntimeError if the server has ended, or a model cannot recover; Ray then starts another replica."""
+        self._child.raise_if_ended()
+        reply = await self._ask("GET", "/v2/health/ready")
+        if reply.status != 200:
+            raise RuntimeError(
+                f"the server at {self._member.host}:{self._member.http_port} is not ready: {reply.body!r}"
+            )
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Ray scales by: how many replicas the work that arrives here would fill."""
+        reply = await ask(self._member.host, self._member.metrics_port, "GET", "/metrics")
+        if reply.status != 200:
+            return {}
+        return {"demand": self._demand.of(reply.body.decode(), time.monotonic(), self._rooms)}
+
+    async def __del__(self) -> None:
+        """Leaves: see the top of this module. Ray awaits it."""
+        if not hasattr(self, "_announcing"):
+            self._end()
+            return
+        self._announcing.cancel()
+        until = time.monotonic() + (self._group.drain_s if self._member.sequences else _LEARN_S)
+        self._member = replace(self._member, leaving=True)
+        while time.monotonic() < until:
+            await self._announce()
+            await asyncio.sleep(_ANNOUNCE_S)
+        with contextlib.suppress(Exception):  # the directory may be gone first
+            await self._directory.gone.remote(self._member.id)
+        await asyncio.sleep(_LEARN_S)
+        await asyncio.to_thread(self._end)
+
+    async def _until_ready(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while (await self._ask("GET", "/v2/health/ready")).status != 200:
+            self._child.raise_if_ended()
+            if time.monotonic() > deadline:
+                self._end()
+                raise RuntimeError(f"the models are not ready after {_START_S:.0f} s")
+            await asyncio.sleep(0.1)
+
+    async def _read_configurations(self) -> None:
+        index = json.loads((await self._ask("POST", "/v2/repository/index", b'{"ready": true}')).body)
+        for name in {model["name"] for model in index}:
+            reply = await self._ask("GET", f"/v2/models/{name}/config")
+            if reply.status == 200:
+                config = json.loads(reply.body)
+                instances = sum(group["count"] for group in config.get("instance_group", ())) or 1
+                batched = "dynamic_batching" in config or "sequence_batching" in config
+                self._rooms[name] = Room(instances, max(config["max_batch_size"], 1) if batched else 1)
+                if "sequence_batching" in config:
+                    self._member = replace(self._member, sequences=True)
+
+    async def _announce_forever(self) -> None:
+        while True:
+            # What it has just made is announced at once.
+            ready = (await self._ask("GET", "/v2/health/ready")).status == 200
+            self._member = replace(self._member, leaving=not ready)
+            while await self._announce():
+                pass
+            await asyncio.sleep(_ANNOUNCE_S)
+
+    async def _announce(self) -> bool:
+        """Says that this replica is there, and makes the changes that it has not made. Returns if it knows more."""
+        try:
+            told = await self._directory.announce.remote(self._member, max(self._known, 0), self._known >= 0)
+            if told.last < self._known:
+                await self._directory.restore.remote(self._known, list(self._log.values()))
+        except Exception as error:  # of Ray: the directory is being started anew
+            log.warning("stubserve: no announcement: %s", error)
+            return False
+        self._member = replace(self._member, number=told.number)
+        for change in told.changes:
+            if self._member.id not in change.made_by:
+                reply = await ask_for(self._member, change.path, change.body, _START_S)
+                if reply.status != 200:
+                    log.error("stubserve: %s of replica %d: %s", change.path, told.number, reply.body.decode())
+            self._log[change.what] = change
+        knew, self._known = self._known, max(self._known, told.last)
+        return self._known > knew
+
+    async def _ask(self, method: str, path: str, body: bytes | None = None, timeout_s: float = 5.0) -> Reply:
+        return await ask(self._member.host, self._member.http_port, method, path, body, timeout_s=timeout_s)
+
+    def _end(self) -> None:
+        self._child.end()
+
+
+class _Child:
+    """A process of the server, started and awaited by a thread of its own."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
+        self._started = threading.Event()
+        self._process: subprocess.Popen[bytes]
+        threading.Thread(target=self._run, name="stubserve", daemon=True).start()
+        self._started.wait()
+
+    def raise_if_ended(self) -> None:
+        if self._process.poll() is not None:
+            raise RuntimeError(
+                f"`stubserve {' '.join(self._words)}` ended with {self._process.returncode}; its log says why"
+            )
+
+    def end(self) -> None:
+        """Ends it as SIGTERM does, and returns when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+        self._process.wait()
+
+    def _run(self) -> None:
+        # Its log goes where the actor's output goes
+        self._process = subprocess.Popen([sys.executable, "-c", _CHILD, *self._words], stdin=subprocess.DEVNULL)
+        self._started.set()
+        self._process.wait()
+
+
+def node_address() -> str:
+    """The address by which Ray knows the node of this actor."""
+    import ray
+
+    me = ray.get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == me)
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Ports of `host`, as many as asked for. They are free until another process takes them."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((host, 0))
+        return [one.getsockname()[1] for one in sockets]
