@@ -65,3 +65,11 @@ def test_a_good_text() -> None:
     assert (reading.mistakes, reading.complete) == ([], True)
     assert reading.config == parse_text(text, "c")
     assert reading.line_of(("max_batch_size",)) == 2
+
+
+def test_a_text_with_no_end_of_mistakes_is_left_unread() -> None:
+    """Each mistake costs another reading of the text: 2,000 would take minutes."""
+    reading = read_leniently("max_batch_sise: 4\n" * 2000)
+    assert not reading.complete
+    assert [mistake.line for mistake in reading.mistakes] == list(range(1, len(reading.mistakes) + 1))
+    assert 1 <= len(reading.mistakes) < 100

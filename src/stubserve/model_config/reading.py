@@ -1,7 +1,8 @@
 """Reads a `config.pbtxt` to the end in spite of mistakes, so that all can be reported at once, with their places.
 
 Protobuf's parser stops at the first mistake. So the field at that place is blanked out and the text is read again,
-until all of it is read or no further field can be told apart (a bracket that is not closed).
+until all of it is read or no further field can be told apart (a bracket that is not closed). A text of some kilobytes
+may have a hundred mistakes; beyond that the rest is left unread, as each mistake costs a reading of the whole text.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from stubserve.model_config.source import Field, FieldPath, Source, UnreadableTe
 _NO_FIELD = re.compile(r'Message type "inference\.([\w.]+)" has no field named "(\w+)"')
 _EXCERPT = re.compile(r"^'.*': ", re.DOTALL)
 _NO_VALUE = re.compile(r'Enum type "inference\.([\w.]+)" has no value named (\w+)')
+
+# In all readings of one text together; about a quarter of a second
+_MOST_CHARACTERS = 200_000
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,11 @@ def read_leniently(text: str) -> Reading:
         unread = reading.note(source, one.line, one.column, one.remark)
         if rest is not None and unread is not None and not rest.text[one.start].isspace():
             rest = rest.without(unread)
+    read = 0
     while True:
         config = ModelConfig()
         left = readable if rest is None else rest.text
+        read += len(left)
         try:
             text_format.Parse(left, config)
         except (text_format.ParseError, ValueError) as error:
@@ -88,7 +94,7 @@ def read_leniently(text: str) -> Reading:
                 line, column = place_of_number(left, error)
             reason = str(error).removeprefix(f"{line}:{column} : ")
             unread = reading.note(rest, line, column, _explained(reason))
-            if rest is None or unread is None:
+            if rest is None or unread is None or read > _MOST_CHARACTERS:
                 reading.complete = False
                 return reading
             rest = rest.without(unread)
