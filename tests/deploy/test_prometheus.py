@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -29,6 +30,18 @@ FAILS = """
     class TritonPythonModel:
         def execute(self, requests):
             raise ValueError("not today")
+"""
+
+
+SLOW = """
+    import time
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            time.sleep(0.02)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(
+                request, "INPUT0").as_numpy())]) for request in requests]
 """
 
 
@@ -126,6 +139,36 @@ def test_an_alert_fires_when_a_stub_is_killed(repository: Path, tmp_path: Path) 
         (alert,) = eventually(firing)
         assert alert["labels"]["alertname"] == "StubserveStubDied"
         assert alert["labels"]["model"] == "echo"
+
+
+@needs_prometheus
+def test_the_demand_of_a_full_server(repository: Path, tmp_path: Path) -> None:
+    """One instance, 20 ms a request, and four clients that ask one after the other: it is full, and no more arrives."""
+    write_model(repository, "slow", SLOW, io_config("INT32", "1", 8))
+
+    def demand(prometheus: Prometheus) -> float:
+        (found,) = prometheus.ask("query", query="stubserve:demand")["result"] or [{"value": (0, "0")}]
+        return float(found["value"][1])
+
+    with Serving(repository) as server, Prometheus(server, tmp_path) as prometheus:
+        over = threading.Event()
+
+        def ask() -> None:
+            while not over.is_set():
+                server.infer_array("slow", np.zeros((1, 1), np.int32))
+
+        clients = [threading.Thread(target=ask) for _ in range(4)]
+        for client in clients:
+            client.start()
+        try:
+            # The rates are those of a minute, of which the first seconds have nothing.
+            told = eventually(lambda: demand(prometheus) > 0.8 and demand(prometheus), 90)
+        finally:
+            over.set()
+            for client in clients:
+                client.join()
+        assert told < 1.1
+        eventually(lambda: demand(prometheus) < 0.2, 90)
 
 
 @needs_prometheus

@@ -6,8 +6,11 @@ ray is half a gigabyte, so it has a Python of its own: `make test-deploy` makes 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import json
 import os
+import queue
 import re
 import secrets
 import shutil
@@ -23,11 +26,15 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import numpy as np
 import pytest
+import tritonclient.grpc
 
-from tests.deploy.test_balancers import CLIENTS, ENOUGH, SEQUENCE, SEQUENCES, SUMS, Load
+from stubserve.fleet.group import Group
+from tests.deploy.test_balancers import CLIENTS, ENOUGH, SEQUENCE, SEQUENCES, SUMS, Load, infer
 from tests.real_server import eventually, io_config, write_model
 
+ROOT = Path(__file__).parents[2]
 NODES = 3
 NETWORK = "10.197.83"
 PORTS = {"http_port": 8000, "grpc_port": 8001, "metrics_port": 8002}
@@ -90,11 +97,11 @@ class Cluster:
         self._undo.callback(self._driver.communicate)
         self._undo.callback(self._kill_all)
 
-    def deploy(self, **arguments: Any) -> None:
-        """Returns when it is deployed."""
+    def deploy(self, name: str, make: str = "models", **arguments: Any) -> None:
+        """Deploys an application of what `make` makes, and returns when it is deployed."""
         assert self._driver.stdin
         assert self._driver.stdout
-        self._driver.stdin.write(json.dumps({**PORTS, "fronts": NODES, **arguments}).encode() + b"\n")
+        self._driver.stdin.write(json.dumps({"name": name, "make": make, "arguments": arguments}).encode() + b"\n")
         self._driver.stdin.flush()
         assert self._driver.stdout.readline() == b"deployed\n", (self.folder / "log").read_text()[-5000:]
 
@@ -155,8 +162,12 @@ def get(path: str, body: Any = None, node: int = 0, port: int = PORTS["http_port
 def counts(model: str) -> dict[str, int]:
     """How many requests to a model each replica has answered."""
     text = get("/metrics", port=PORTS["metrics_port"])[1].decode()
-    pattern = rf'^nv_inference_request_success\{{model="{model}",version="1",replica="(\d+)"\}} (\d+)'
+    pattern = rf'^nvinference_request_success\{{model="{model}",version="1",replica="(\d+)"\}} (\d+)'
     return {replica: int(count) for replica, count in re.findall(pattern, text, re.MULTILINE)}
+
+
+def answers_at(model: str) -> bool:
+    return get(f"/v2/models/{model}/infer", ONE)[0] == 200
 
 
 def until(what: Callable[[], Any]) -> float:
@@ -176,8 +187,14 @@ def test_a_fleet_is_loaded_rolled_killed_and_cut_off(cluster: Cluster, repositor
     echo = io_config("INT32", "1", 8).replace('"python"', '"identity"')
     write_model(repository, "echo", config=echo)
     write_model(repository, "sums", SUMS, io_config("INT32", "1", 8, SEQUENCE))
-    fleet = {"repository": str(repository), "replicas": NODES, "flags": "--shm-limit=256M", "drain_s": 4}
-    cluster.deploy(**fleet)
+    fleet: dict[str, Any] = {
+        "repository": str(repository),
+        "replicas": NODES,
+        "flags": "--shm-limit=256M",
+        "drain_s": 4,
+    }
+    cluster.deploy("front", "front", fronts=NODES, **PORTS)
+    cluster.deploy("models", **fleet)
     until(lambda: len(counts("echo")) == NODES)
     until(lambda: all(get("/v2/health/ready", node=node)[0] == 200 for node in range(NODES)))
     with Load(PORTS["http_port"], PORTS["grpc_port"], address(0), named) as load:
@@ -202,7 +219,7 @@ def test_a_fleet_is_loaded_rolled_killed_and_cut_off(cluster: Cluster, repositor
         assert b"model not found in any model repository" in get("/v2/repository/models/nowhere/load", {})[1]
         # A new version of all replicas, one after the other: nothing fails, and they have the model that was loaded.
         old = set(counts("echo"))
-        cluster.deploy(**{**fleet, "flags": "--shm-limit=200M"})
+        cluster.deploy("models", **{**fleet, "flags": "--shm-limit=200M"})
         until(lambda: len(counts("echo")) == NODES and not set(counts("echo")) & old)
         load.wait_for_more(ENOUGH)
         assert len(counts("late")) == NODES
@@ -229,9 +246,55 @@ def test_a_fleet_is_loaded_rolled_killed_and_cut_off(cluster: Cluster, repositor
 @needs_nodes
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_each_model_is_asked_where_it_is(cluster: Cluster, repository: Path) -> None:
+    """Two groups of models, and a third that comes later; over HTTP, gRPC and gRPC streams."""
+    for name in ("one", "two", "three"):
+        write_model(repository, name, config=io_config("INT32", "1", 8).replace('"python"', '"identity"'))
+    cluster.deploy("front", "front", **PORTS)
+    for name in ("one", "two"):
+        cluster.deploy(name, repository=str(repository), models=[name], flags="--shm-limit=256M", front="front")
+    grpc = tritonclient.grpc.InferenceServerClient(f"{address(0)}:{PORTS['grpc_port']}")
+    for name in ("one", "two", "three"):
+        if name == "three":
+            assert get("/v2/models/three/infer", ONE)[0] == 400
+            cluster.deploy(name, repository=str(repository), models=[name], flags="--shm-limit=256M", front="front")
+        until(functools.partial(answers_at, name))
+        assert get("/v2/health/ready")[0] == 200
+        assert infer(grpc, "grpc", name, 7) == 7
+        assert grpc.is_model_ready(name)
+        assert grpc.get_model_config(name).config.name == name
+        given = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
+        given.set_data_from_numpy(np.array([[7]], np.int32))
+        answers: queue.Queue[Any] = queue.Queue()
+        grpc.start_stream(lambda result, error: answers.put((result, error)))  # noqa: B023
+        grpc.async_stream_infer(name, [given])
+        result, error = answers.get(timeout=PATIENCE_S)
+        grpc.stop_stream()
+        assert error is None
+        assert result.as_numpy("OUTPUT0").item() == 7
+    assert {entry["name"] for entry in json.loads(get("/v2/repository/index", {"ready": True})[1])} == {
+        "one",
+        "two",
+        "three",
+    }
+    assert json.loads(get("/v2/models/two/stats")[1])["model_stats"][0]["inference_count"] == 3
+    assert [entry.inference_count for entry in grpc.get_inference_statistics("two").model_stats] == [3]
+    assert get("/v2/repository/models/two/unload", {})[0] == 200
+    assert get("/v2/models/two/infer", ONE)[0] == 400
+    assert get("/v2/models/one/infer", ONE)[0] == 200
+    assert b"not for a fleet" in get("/v2/systemsharedmemory/status")[1]
+    grpc.close()
+
+
+@needs_ray
+@needs_nodes
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_replicas_follow_the_demand(cluster: Cluster, repository: Path) -> None:
     write_model(repository, "slow", SLOW, io_config("INT32", "1", 0).replace("max_batch_size: 0", ""))
+    cluster.deploy("front", "front", **PORTS)
     cluster.deploy(
+        "models",
         repository=str(repository),
         replicas={"min": 1, "max": NODES},
         flags="--shm-limit=256M",
@@ -263,17 +326,29 @@ def test_replicas_follow_the_demand(cluster: Cluster, repository: Path) -> None:
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("make", "arguments", "text"),
     [
-        ({"repository": "m", "replica": 2}, "no argument 'replica'; of a group can be said: cpus, "),
-        ({"replicas": 2}, "name the folder of models"),
-        ({"repository": "m", "replicas": {"min": 2}}, "`replicas` of group 'all' is {'min': 2}; it is a number"),
-        ({"repository": "m", "groups": {"a": {}}}, "group 'a' names no models"),
-        ({"repository": "m", "groups": {"a": {"models": ["x"]}, "b": {"models": ["x"]}}}, "is in two groups"),
+        ("models", {"repository": "m", "replica": 2}, "no argument 'replica', only cpus, "),
+        ("models", {"replicas": 2}, "name the folder of models"),
+        ("models", {"repository": "m", "replicas": {"min": 2}}, "`replicas` is {'min': 2}, not a number from 1"),
+        ("front", {"repository": "m"}, "no argument 'repository', only fronts, "),
     ],
 )
-def test_arguments_that_there_are_not_are_refused(arguments: dict[str, Any], text: str) -> None:
-    source = f"from stubserve import ray_serve; ray_serve.app({arguments!r})"
+def test_arguments_that_there_are_not_are_refused(make: str, arguments: dict[str, Any], text: str) -> None:
+    source = f"from stubserve import ray_serve; ray_serve.{make}({arguments!r})"
     done = subprocess.run([os.environ["RAY_PYTHON"], "-c", source], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert text in done.stderr.splitlines()[-1]
+
+
+def test_the_page_names_all_arguments() -> None:
+    page = (ROOT / "docs" / "deployment" / "ray-serve.md").read_text()
+    source = (ROOT / "src" / "stubserve" / "ray_serve.py").read_text()
+    (table,) = re.findall(r"^_FRONT = \{(.*)\}$", source, re.MULTILINE)
+    models, front = page.split("| argument of `front` |")
+    named = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| (`.*?) \|", models, re.MULTILINE)]
+    assert sorted(name for names in named for name in names) == sorted(part.name for part in dataclasses.fields(Group))
+    rows = re.findall(r"^\| (`.*?) \|", front.split("\n\n")[0], re.MULTILINE)
+    assert re.findall(r"`(\w+)`", " ".join(rows)) == re.findall(r'"(\w+)":', table)
+    for make in re.findall(r"stubserve\.ray_serve:(\w+)", page):
+        assert f"def {make}(" in source

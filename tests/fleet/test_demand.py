@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stubserve.fleet.demand import Demand, Reading, Room, demand, readings, replicas_needed
-from tests.real_server import Serving, eventually, io_config, write_model
+from tests.real_server import Serving, io_config, write_model
 
 METRICS = """\
 # HELP nv_inference_request_success Number of successful inference requests, all batch sizes
@@ -25,11 +25,17 @@ nv_inference_compute_infer_duration_us{model="a",version="1"} 2000
 nv_inference_compute_output_duration_us{model="a",version="1"} 3
 nv_inference_pending_request_count{model="a",version="1"} 5
 nv_inference_count{model="a",version="1"} 60
+nv_inference_request_success{model="ensemble",version="1"} 30
+stubserve_instance_batch_limit{instance="a_0_0",model="a",version="1"} 8
+stubserve_instance_batch_limit{instance="a_0_1",model="a",version="1"} 8
 """
+A = ("", "a", "1")
 
 
 def test_the_counters_are_read_from_the_text_of_the_metrics() -> None:
-    assert readings(METRICS) == {("a", "1"): Reading(30, 4, 60, 10, 2004, 5)}
+    assert readings(METRICS) == {A: (Reading(30, 4, 60, 10, 2004, 5), Room(2, 8))}
+    tagged = METRICS.replace("model=", '_team="x{}, y",model=').replace("version=", 'namespace="n",version=')
+    assert list(readings(tagged)) == [("n", "a", "1")]
 
 
 def test_a_real_server_has_these_metrics(repository: Path) -> None:
@@ -39,7 +45,8 @@ def test_a_real_server_has_these_metrics(repository: Path) -> None:
         body = b'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,1],"data":[7]}]}'
         for _ in range(3):
             assert server.request("POST", "/v2/models/echo/infer", body).status == 200
-        read = eventually(lambda: readings(server.metrics().body.decode())[("echo", "1")])
+        read, room = readings(server.metrics().body.decode())[("", "echo", "1")]
+    assert room == Room(1, 1)
     assert (read.answered, read.refused, read.executions, read.waiting) == (3, 0, 3, 0)
     assert read.compute_us > 0
 
@@ -87,16 +94,16 @@ def test_executions_that_take_longer_than_the_time_between_two_readings() -> Non
     assert demand(before, before, 10, Room()) == 0
     silent = METRICS.replace("} 5\n", "} 6\n")
     told = Demand()
-    assert told.of(METRICS, 0, {}) == 0
-    assert told.of(silent, 10, {}) == 1
+    assert told.of(METRICS, 0) == 0
+    assert told.of(silent, 10) == 1
 
 
 def test_a_model_that_was_loaded_anew_counts_from_its_second_reading() -> None:
     told = Demand()
-    told.of(METRICS, 0, {})
+    told.of(METRICS, 0)
     anew = METRICS.replace("} 30\n", "} 3\n")
-    assert told.of(anew, 10, {}) == 0
-    assert told.of(METRICS.replace("nv_inference_", "other_"), 20, {}) == 0
+    assert told.of(anew, 10) == 0
+    assert told.of("", 20) == 0
 
 
 @dataclass

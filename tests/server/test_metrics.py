@@ -120,6 +120,7 @@ FAMILIES = {
     "stubserve_instance_restarts_total": ("counter", INSTANCE),
     "stubserve_instance_ready": ("gauge", INSTANCE),
     "stubserve_instance_failed": ("gauge", INSTANCE),
+    "stubserve_instance_batch_limit": ("gauge", INSTANCE),
     "stubserve_instance_memory_bytes": ("gauge", INSTANCE),
     "stubserve_instance_arena_bytes": ("gauge", INSTANCE),
     "stubserve_instance_batches": ("gauge", INSTANCE),

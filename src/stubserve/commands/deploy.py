@@ -12,7 +12,7 @@ NAMES = {
     "systemd": "a unit for one machine",
     "logrotate": "a rotation of the log where it goes to a file",
     "container": "a Containerfile for docker, podman and buildah",
-    "kubernetes": "manifests: deployment, service, autoscaler, disruption budget",
+    "kubernetes": "manifests: deployment, service, autoscaler, disruption budget, gateway",
     "kserve": "a serving runtime, and an inference service that names it",
     "haproxy": "a configuration for HAProxy in front of three servers",
     "envoy": "the same for Envoy",

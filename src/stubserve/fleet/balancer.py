@@ -22,6 +22,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from stubserve.fleet.directory import Fleet
 
@@ -70,7 +71,8 @@ end)
 
 _TOP = """\
 global
-    hard-stop-after {linger_s}s
+    # Long streams go on for that long in a process that was replaced.
+    hard-stop-after 1h
     lua-load {folder}/sequence.lua
     stats socket {folder}/admin.sock level admin expose-fd listeners
 
@@ -165,21 +167,19 @@ class Addresses:
 class Balancer:
     """HAProxy in a folder of its own. Raises FileNotFoundError if there is none on this machine."""
 
-    def __init__(self, folder: Path, addresses: Addresses, groups: dict[str, list[str]], linger_s: int) -> None:
+    def __init__(self, folder: Path, addresses: Addresses) -> None:
         self._folder = folder
         self._addresses = addresses
-        self._groups = groups
-        self._linger_s = linger_s
         self._program = _program()
         self._process: subprocess.Popen[bytes] | None = None
         (folder / "sequence.lua").write_text(_LUA)
-        models = [f"{model} {group}\n" for group, models in groups.items() for model in models]
-        (folder / "groups.map").write_text("".join(models))
 
     def show(self, fleet: Fleet, me: str) -> None:
         """Sends requests to these replicas from now on. `me` is the id of this front. Raises RuntimeError."""
         file = self._folder / "haproxy.cfg"
         file.write_text(self.configuration(fleet))
+        models = [f"{model} {_word(group)}\n" for group, models in fleet.groups.items() for model in models]
+        (self._folder / "groups.map").write_text("".join(models))
         checked = subprocess.run(
             [self._program, "-c", "-L", me, "-f", file], capture_output=True, text=True, check=False
         )
@@ -204,13 +204,15 @@ class Balancer:
 
     def configuration(self, fleet: Fleet) -> str:
         """The text of haproxy.cfg."""
-        names = {"folder": self._folder, "first": next(iter(self._groups)), "service": _SERVICE}
+        # Any group says of a model that nobody has that it is unknown.
+        first = fleet.group_of("") or next(iter(fleet.groups))
+        names = {"folder": self._folder, "first": _word(first), "service": _SERVICE}
         sequences = any(member.sequences for member in fleet.members)
         infer_http, infer_grpc = "path_end /infer", f"path {_SERVICE}ModelInfer"
-        ready = "".join(f" {{ nbsrv(http_{group}) gt 0 }}" for group in self._groups)
-        several, group_of_model = len(self._groups) > 1, f"var(txn.model),map({self._folder}/groups.map)"
+        ready = "".join(f" {{ nbsrv(http_{_word(group)}) gt 0 }}" for group in fleet.groups)
+        several, group_of_model = len(fleet.groups) > 1, f"var(txn.model),map({self._folder}/groups.map)"
         parts = [
-            _TOP.format(linger_s=self._linger_s, json="content-type application/json string", **names),
+            _TOP.format(json="content-type application/json string", **names),
             "\npeers fronts\n",
             *(f"    peer {front.id} {front.host}:{front.peer_port}\n" for front in fleet.fronts),
             _FRONTENDS.format(
@@ -224,16 +226,16 @@ class Balancer:
                 **vars(self._addresses),
             ),
         ]
-        for group in self._groups:
+        for group in fleet.groups:
             members = [member for member in fleet.members if member.group == group]
             for kind in ("http", "grpc"):
-                parts.append(_BACKEND.format(kind=kind, group=group))
+                parts.append(_BACKEND.format(kind=kind, group=_word(group)))
                 if any(member.sequences for member in members):
                     parts.append(_STICK.format())
                 for member in members:
                     port, check = (member.http_port, "check")
                     if kind == "grpc":
-                        port, check = (member.grpc_port, f"proto h2 track http_{group}/r{member.number}")
+                        port, check = (member.grpc_port, f"proto h2 track http_{_word(group)}/r{member.number}")
                     weight = " weight 0" if member.leaving else ""
                     parts.append(
                         f"    server r{member.number} {member.host}:{port} id {member.number} {check}{weight}\n"
@@ -245,6 +247,11 @@ class Balancer:
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         started.set()
         self._process.wait()
+
+
+def _word(name: str) -> str:
+    """The name of a group with characters that HAProxy allows."""
+    return quote(name, safe="").replace("%", ":")
 
 
 def _program() -> str:

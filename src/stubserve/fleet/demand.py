@@ -28,19 +28,21 @@ from typing import Any
 # How full replicas shall be
 AIM = 0.7
 
-_SAMPLE = re.compile(r'^nv_inference_(\w+)\{model="([^"]*)",version="([^"]*)"(?:,[^}]*)?\} ([0-9.e+]+)$', re.MULTILINE)
-_REFUSED = re.compile(
-    r'^nv_inference_request_failure\{model="([^"]*)",reason="REJECTED",version="([^"]*)"\} ([0-9.e+]+)$', re.MULTILINE
-)
-_COMPUTE = ("compute_input_duration_us", "compute_infer_duration_us", "compute_output_duration_us")
+_SAMPLE = re.compile(r"^(nv_inference_\w+|stubserve_instance_batch_limit)\{(.*)\} ([0-9.e+]+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
+_COMPUTE = tuple(f"nv_inference_compute_{part}_duration_us" for part in ("input", "infer", "output"))
+_COUNTS = ("request_success", "request_failure", "count", "exec_count", "pending_request_count")
+
+# Namespace, model and version
+Which = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class Room:
-    """What a replica has for a model: instances, and the rows of their batches; 1 where there is no batcher."""
+    """What a replica has for a model: instances, and the rows that their batches may have; 1 without a batcher."""
 
     instances: int = 1
-    batch: int = 1
+    batch: float = 1
 
 
 @dataclass(frozen=True)
@@ -55,24 +57,25 @@ class Reading:
     waiting: float
 
 
-def readings(metrics: str) -> dict[tuple[str, str], Reading]:
-    """By model and version, from the text of the metrics port."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for name, model, version, value in _SAMPLE.findall(metrics):
-        found.setdefault((model, version), {})[name] = float(value)
-    for model, version, value in _REFUSED.findall(metrics):
-        found.setdefault((model, version), {})["refused"] = float(value)
-    return {
-        which: Reading(
-            values.get("request_success", 0.0),
-            values.get("refused", 0.0),
-            values.get("count", 0.0),
-            values.get("exec_count", 0.0),
-            sum(values.get(name, 0.0) for name in _COMPUTE),
-            values.get("pending_request_count", 0.0),
-        )
-        for which, values in found.items()
-    }
+def readings(metrics: str) -> dict[Which, tuple[Reading, Room]]:
+    """Those of models that have instances, from the text of the metrics port."""
+    values: dict[Which, dict[str, float]] = {}
+    limits: dict[Which, list[float]] = {}
+    for name, text, value in _SAMPLE.findall(metrics):
+        labels = dict(_LABEL.findall(text))
+        which = (labels.get("namespace", ""), labels["model"], labels["version"])
+        if name == "stubserve_instance_batch_limit":
+            limits.setdefault(which, []).append(float(value))
+        elif labels.get("reason", "REJECTED") == "REJECTED":
+            values.setdefault(which, {})[name] = float(value)
+    found = {}
+    for which, batches in limits.items():
+        of = values.get(which, {})
+        answered, refused, rows, executions, waiting = (of.get(f"nv_inference_{name}", 0.0) for name in _COUNTS)
+        compute_us = sum(of.get(name, 0.0) for name in _COMPUTE)
+        reading = Reading(answered, refused, rows, executions, compute_us, waiting)
+        found[which] = reading, Room(len(batches), max(batches))
+    return found
 
 
 def demand(before: Reading, after: Reading, seconds: float, room: Room) -> float | None:
@@ -93,24 +96,22 @@ class Demand:
     """The demand of one replica, from one reading to the next: that of the model that needs most."""
 
     def __init__(self) -> None:
-        self._before: dict[tuple[str, str], Reading] = {}
+        self._before: dict[Which, Reading] = {}
         self._at_s = 0.0
-        self._told: dict[tuple[str, str], float] = {}
+        self._told: dict[Which, float] = {}
 
-    def of(self, metrics: str, at_s: float, rooms: dict[str, Room]) -> float:
-        """`at_s` is when the metrics were read; `rooms` are those of the models."""
-        after = readings(metrics)
-        if self._before and at_s > self._at_s:
-            for which, reading in after.items():
-                before = self._before.get(which)
-                # A model that was loaded anew counts from 0.
-                if before is None or before.answered > reading.answered:
-                    continue
-                told = demand(before, reading, at_s - self._at_s, rooms.get(which[0], Room()))
+    def of(self, metrics: str, at_s: float) -> float:
+        """`at_s` is when the metrics were read."""
+        found = readings(metrics)
+        for which, (after, room) in found.items() if at_s > self._at_s else ():
+            before = self._before.get(which)
+            # A model that was loaded anew counts from 0.
+            if before is not None and before.answered <= after.answered:
+                told = demand(before, after, at_s - self._at_s, room)
                 # Executions may be longer than the time between readings: what was told last holds, and it is full.
                 self._told[which] = max(1.0, self._told.get(which, 0.0)) if told is None else told
-        self._before, self._at_s = after, at_s
-        self._told = {which: told for which, told in self._told.items() if which in after}
+        self._before, self._at_s = {which: reading for which, (reading, _) in found.items()}, at_s
+        self._told = {which: told for which, told in self._told.items() if which in found}
         return max(self._told.values(), default=0.0)
 
 

@@ -1,6 +1,7 @@
 """Which replicas there are, and what they have to load: the one actor that replicas and fronts ask.
 
-Each replica announces itself once a second. Who has been silent for 5 s is not listed any more.
+Each replica announces itself once a second. One that has been silent for 5 s is not listed any more; a group without
+replicas is known for two minutes, in which its requests are refused, and then no more.
 
 A change is a load or an unload by request. A replica is listed only once it has made all changes, so a replica that
 starts later has the same models as the others. The directory keeps nothing on a disk. When it dies, Ray starts it
@@ -11,21 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from dataclasses import dataclass, field, replace
+from time import monotonic
 
 _SILENT_S = 5.0
+_GROUP_S = 120.0
 
 
 @dataclass(frozen=True)
 class Member:
-    """A replica. No other of the application has had its `number`.
+    """A replica of a group of `models`, () for all. No other has had its `number`.
 
     `leaving`: it gets only requests of the sequences that it has. So does one that is not ready.
     """
 
     id: str
     group: str
+    models: tuple[str, ...]
     host: str
     http_port: int
     grpc_port: int
@@ -46,11 +49,21 @@ class Front:
 
 @dataclass(frozen=True)
 class Fleet:
-    """All replicas that answer, by number, and all fronts, by id."""
+    """All replicas that answer, by number, all fronts, by id, and the models that each group names, () for all."""
 
     version: int
     members: list[Member]
     fronts: list[Front]
+    groups: dict[str, tuple[str, ...]]
+
+    def group_of(self, model: str) -> str:
+        """The group that serves a model: that which names it, else that of all models; "" if there is none."""
+        named = [group for group, models in self.groups.items() if model in models]
+        return next(iter(named), next((group for group, models in self.groups.items() if not models), ""))
+
+    def of_model(self, model: str) -> list[Member]:
+        """The replicas that serve a model; all of them for ""."""
+        return [member for member in self.members if not model or member.group == self.group_of(model)]
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,9 @@ class Directory:
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
         self._fronts: dict[str, Front] = {}
+        self._groups: dict[str, tuple[str, ...]] = {}
         self._heard: dict[str, float] = {}
+        self._group_heard: dict[str, float] = {}
         self._changes: dict[str, Change] = {}  # the last one of each `what`
         self._last = 0
         self._version = 0
@@ -100,7 +115,7 @@ class Directory:
         later = [
             change for change in self._changes.values() if change.number > known and change.group in ("", member.group)
         ]
-        self._heard[member.id] = time.monotonic()
+        self._heard[member.id] = self._group_heard[member.group] = monotonic()
         if listed and not later:
             await self._list(member)
         return Told(number, self._last, sorted(later, key=lambda change: change.number))
@@ -127,7 +142,7 @@ class Directory:
     async def fleet(self, front: Front, version: int, timeout_s: float = 1.0) -> Fleet:
         """What there is, once it is other than at `version` or after `timeout_s`. The front that asks is there, too."""
         await self._drop_silent()
-        self._heard[front.id] = time.monotonic()
+        self._heard[front.id] = monotonic()
         if self._fronts.get(front.id) != front:
             self._fronts[front.id] = front
             await self._tell()
@@ -136,17 +151,23 @@ class Directory:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._news.wait(), timeout_s)
         members = sorted(self._members.values(), key=lambda member: member.number)
-        return Fleet(self._version, members, sorted(self._fronts.values(), key=lambda other: other.id))
+        fronts = sorted(self._fronts.values(), key=lambda other: other.id)
+        return Fleet(self._version, members, fronts, dict(sorted(self._groups.items())))
 
     async def _list(self, member: Member) -> None:
-        if self._members.get(member.id) != member:
+        if self._members.get(member.id) != member or self._groups.get(member.group) != member.models:
             self._members[member.id] = member
+            self._groups[member.group] = member.models
             await self._tell()
 
     async def _drop_silent(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         for id in [id for id, heard in self._heard.items() if now - heard > _SILENT_S]:
             await self.gone(id)
+        for group in [group for group, heard in self._group_heard.items() if now - heard > _GROUP_S]:
+            del self._group_heard[group]
+            if self._groups.pop(group, None) is not None:
+                await self._tell()
 
     async def _tell(self) -> None:
         self._version += 1

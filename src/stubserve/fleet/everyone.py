@@ -27,7 +27,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stubserve.fleet.asking import CODES, GRPC_SERVICE, Reply, ask, ask_for
-from stubserve.fleet.directory import Change, Member
+from stubserve.fleet.directory import Change, Fleet, Member
 from stubserve.grpc.wire import LENGTH, Malformed, fields
 
 # Of a load: longer than any model takes
@@ -44,42 +44,47 @@ Record = Callable[[Change], Coroutine[Any, Any, None]]
 
 
 class Everyone:
-    """Asks all replicas. `members` gives those of a model, or all for ""; `record` keeps a change for later ones."""
+    """Asks all replicas of the `fleet` as it is now; `record` keeps a change for later ones."""
 
-    def __init__(self, members: Callable[[str], list[Member]], group_of: Callable[[str], str], record: Record) -> None:
-        self._members = members
-        self._group_of = group_of
+    def __init__(self, fleet: Callable[[], Fleet], record: Record) -> None:
+        self._fleet = fleet
         self._record = record
 
     def app(self) -> Starlette:
         """For HTTP."""
-        return Starlette(routes=[Route("/{path:path}", self._http, methods=["GET", "POST"])])
+
+        async def answer(request: Request) -> Response:
+            reply = await self.ask(request.method, request.url.path, await request.body())
+            if request.url.path == "/metrics":
+                return Response(reply.body, media_type="text/plain; charset=utf-8")
+            body = reply.body if reply.status == 200 else json.dumps({"error": _error_text(reply)}).encode()
+            return Response(body, reply.status, media_type="application/json")
+
+        return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
 
     def grpc_handler(self) -> grpc.GenericRpcHandler:
         """For gRPC."""
         return _Handler(self)
 
-    async def _http(self, request: Request) -> Response:
-        path, body = request.url.path, await request.body()
+    async def ask(self, method: str, path: str, body: bytes) -> Reply:
+        """One request of HTTP."""
         if path == "/metrics":
-            return Response(await self._metrics(), media_type="text/plain; charset=utf-8")
+            return Reply(200, (await self._metrics()).encode())
         if "sharedmemory" in path:
-            return _answer(Reply(400, _NO_SHARED_MEMORY.encode()))
-        found = _LOAD.match(path) or _OF_MODEL.match(path)
+            return Reply(400, _NO_SHARED_MEMORY.encode())
+        loads = _LOAD.match(path)
+        found = loads or _OF_MODEL.match(path)
         model = found["model"] if found else ""
-        replies = await self._each(model, path, body, request.method)
+        replies = await self._each(model, path, body, method)
+        if method == "POST" and not path.endswith("/index"):
+            await self._keep(model, f"model {model}" if loads else path, path, body, replies)
         failed = _failed(replies)
         if failed.status != 200:
-            reply = failed
-        elif path.endswith("/index"):
-            reply = Reply(200, json.dumps(_index([json.loads(reply.body) for _, reply in replies])).encode())
-        elif path.endswith("/stats"):
-            reply = Reply(200, json.dumps(_statistics([json.loads(reply.body) for _, reply in replies])).encode())
-        else:
-            reply = replies[0][1]
-        if request.method == "POST" and not path.endswith("/index"):
-            await self._keep(model, f"model {model}" if _LOAD.match(path) else path, path, body, replies)
-        return _answer(reply)
+            return failed
+        join = _index if path.endswith("/index") else _statistics if path.endswith("/stats") else None
+        if join is None:
+            return replies[0][1]
+        return Reply(200, json.dumps(join([json.loads(reply.body) for _, reply in replies])).encode())
 
     async def call(self, method: str, message: bytes) -> Reply:
         """One call of gRPC, by the name of its method."""
@@ -99,17 +104,17 @@ class Everyone:
         return Reply(200, b"".join(reply.body for _, reply in replies)) if failed.status == 200 else failed
 
     async def _each(self, model: str, path: str, body: bytes, method: str) -> list[tuple[Member, Reply]]:
-        members = self._members(model)
+        members = self._fleet().of_model(model)
         replies = await asyncio.gather(*(ask_for(member, path, body, _TIMEOUT_S, method) for member in members))
         return list(zip(members, replies, strict=True))
 
     async def _keep(self, model: str, what: str, path: str, body: bytes, replies: list[tuple[Member, Reply]]) -> None:
         made_by = frozenset(member.id for member, reply in replies if reply.status == 200)
         if made_by:
-            await self._record(Change(0, self._group_of(model) if model else "", what, path, body, made_by))
+            await self._record(Change(0, self._fleet().group_of(model) if model else "", what, path, body, made_by))
 
     async def _metrics(self) -> str:
-        members = self._members("")
+        members = self._fleet().members
         replies = await asyncio.gather(*(ask(one.host, one.metrics_port, "GET", "/metrics") for one in members))
         families: dict[str, list[str]] = {}
         family = ""
@@ -167,12 +172,7 @@ def _error_text(reply: Reply) -> str:
         return reply.body.decode(errors="replace")
 
 
-def _answer(reply: Reply) -> Response:
-    body = reply.body if reply.status == 200 else json.dumps({"error": _error_text(reply)}).encode()
-    return Response(body, reply.status, media_type="application/json")
-
-
-def _index(indexes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def _index(indexes: list[Any]) -> Any:
     """Each version of each model once: as it is where it is not READY, if there is such a replica."""
     models: dict[tuple[str, str], dict[str, Any]] = {}
     for index in indexes:
@@ -183,7 +183,7 @@ def _index(indexes: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return list(models.values())
 
 
-def _statistics(answers: list[dict[str, Any]]) -> dict[str, Any]:
+def _statistics(answers: list[Any]) -> Any:
     models: dict[tuple[str, str], Any] = {}
     for answer in answers:
         for entry in answer["model_stats"]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import shutil
 import tempfile
@@ -23,7 +24,7 @@ from starlette.responses import Response
 from stubserve.fleet import directory as known
 from stubserve.fleet.asking import ANY_SIZE, ask
 from stubserve.fleet.balancer import Addresses, Balancer
-from stubserve.fleet.directory import Change, Fleet, Member
+from stubserve.fleet.directory import Change, Fleet
 from stubserve.fleet.everyone import Everyone
 from stubserve.fleet.replica import free_ports, node_address
 
@@ -37,29 +38,25 @@ class Front:
     """Ray makes it in an actor, and calls the methods without an underscore."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, directory: Any, address: str, ports: dict[str, int], groups: dict[str, list[str]], linger_s: int, _: Any
+        self, directory: Any, address: str, http_port: int, grpc_port: int, metrics_port: int
     ) -> None:
-        """Returns once it follows the directory. `groups` has the models of each group.
-
-        A HAProxy that is replaced has `linger_s` seconds for its connections to end.
-        """
+        """Returns once it follows the directory."""
         self._directory = directory
-        self._groups = groups
-        self._members: list[Member] = []
+        self._shown = Fleet(-1, [], [], {})
         host = node_address()
-        http_port, grpc_port, peer_port = free_ports(host, 3)
+        own_http_port, own_grpc_port, peer_port = free_ports(host, 3)
         self._known = known.Front(f"f{uuid.uuid4().hex[:12]}", host, peer_port)
-        everyone = Everyone(self._of_model, self._group_of, self._record)
-        config = uvicorn.Config(everyone.app(), "127.0.0.1", http_port, log_level="warning", lifespan="off")
+        everyone = Everyone(lambda: self._shown, self._record)
+        config = uvicorn.Config(everyone.app(), "127.0.0.1", own_http_port, log_level="warning", lifespan="off")
         self._http = _Uvicorn(config)
         self._grpc = grpc.aio.server(handlers=[everyone.grpc_handler()], options=ANY_SIZE)
-        self._grpc.add_insecure_port(f"127.0.0.1:{grpc_port}")
+        self._grpc.add_insecure_port(f"127.0.0.1:{own_grpc_port}")
         await self._grpc.start()
         self._folder = Path(tempfile.mkdtemp(prefix="stubserve-front-"))
         self._address = "127.0.0.1" if address in ("0.0.0.0", "::") else address
-        self._port = ports["http"]
-        addresses = Addresses(address, **ports, everyone_http=http_port, everyone_grpc=grpc_port)
-        self._balancer = Balancer(self._folder, addresses, groups, linger_s)
+        self._port = http_port
+        addresses = Addresses(address, http_port, grpc_port, metrics_port, own_http_port, own_grpc_port)
+        self._balancer = Balancer(self._folder, addresses)
         self._tasks = [asyncio.create_task(self._http.serve()), asyncio.create_task(self._follow())]
 
     async def check_health(self) -> None:
@@ -67,7 +64,7 @@ class Front:
         for task in self._tasks:
             if task.done():
                 task.result()
-        if self._members and not self._balancer.lives:
+        if self._shown.members and not self._balancer.lives:
             raise RuntimeError("the front does not answer any more; HAProxy's log, above, says why")
 
     async def __call__(self, request: Request) -> Response:
@@ -90,7 +87,6 @@ class Front:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _follow(self) -> None:
-        shown: Fleet | None = None
         version = -1
         while True:
             try:
@@ -101,18 +97,10 @@ class Front:
                 await asyncio.sleep(_AGAIN_S)
                 continue
             version = fleet.version
-            # A new directory knows nobody for a moment.
-            if not fleet.members or (shown and (fleet.members, fleet.fronts) == (shown.members, shown.fronts)):
-                continue
-            self._members, shown = fleet.members, fleet
-            await asyncio.to_thread(self._balancer.show, fleet, self._known.id)
-
-    def _group_of(self, model: str) -> str:
-        named = (group for group, models in self._groups.items() if model in models)
-        return next(named, next(iter(self._groups)))
-
-    def _of_model(self, model: str) -> list[Member]:
-        return [member for member in self._members if not model or member.group == self._group_of(model)]
+            # A new directory knows no replicas for a moment.
+            if fleet.members and dataclasses.replace(fleet, version=self._shown.version) != self._shown:
+                self._shown = fleet
+                await asyncio.to_thread(self._balancer.show, fleet, self._known.id)
 
     async def _record(self, change: Change) -> None:
         await self._directory.changed.remote(change)

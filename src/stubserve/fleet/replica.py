@@ -22,12 +22,11 @@ import threading
 import time
 import uuid
 from dataclasses import replace
-from typing import Any
 
 from stubserve.fleet.asking import Reply, ask, ask_for
-from stubserve.fleet.demand import Demand, Room
+from stubserve.fleet.demand import Demand
 from stubserve.fleet.directory import Change, Member
-from stubserve.fleet.groups import Group
+from stubserve.fleet.group import Group
 
 log = logging.getLogger("ray.serve")
 
@@ -45,20 +44,23 @@ _CHILD = (
 class Replica:
     """Ray makes it in an actor, and calls the methods without an underscore."""
 
-    async def __init__(self, group: Group, repository: str, directory: Any) -> None:  # type: ignore[misc]  # Ray awaits
+    async def __init__(self, group: Group) -> None:  # type: ignore[misc]  # Ray awaits
         """Returns once the models are loaded. Raises RuntimeError with the server's last words if it ends instead."""
+        from ray import serve
+
         self._group = group
-        self._directory = directory
+        self._directory = serve.get_deployment_handle("directory", group.front)
         host = node_address()
         http_port, grpc_port, metrics_port = free_ports(host, 3)
-        self._member = Member(uuid.uuid4().hex, group.name, host, http_port, grpc_port, metrics_port)
+        name = serve.get_replica_context().app_name
+        models = tuple(group.models)
+        self._member = Member(uuid.uuid4().hex, name, models, host, http_port, grpc_port, metrics_port)
         self._known = -1  # the last change that this replica knows of
         self._log: dict[str, Change] = {}
         self._demand = Demand()
         self._child = _Child(
             [
                 "serve",
-                repository,
                 f"--http-address={host}",
                 f"--http-port={http_port}",
                 f"--grpc-address={host}",
@@ -70,8 +72,7 @@ class Replica:
             ]
         )
         await self._until_ready()
-        self._rooms: dict[str, Room] = {}
-        await self._read_configurations()
+        self._member = replace(self._member, sequences=await self._any_sequences())
         self._announcing = asyncio.get_running_loop().create_task(self._announce_forever())
 
     async def check_health(self) -> None:
@@ -88,7 +89,7 @@ class Replica:
         reply = await ask(self._member.host, self._member.metrics_port, "GET", "/metrics")
         if reply.status != 200:
             return {}
-        return {"demand": self._demand.of(reply.body.decode(), time.monotonic(), self._rooms)}
+        return {"demand": self._demand.of(reply.body.decode(), time.monotonic())}
 
     async def __del__(self) -> None:
         """Leaves: see the top of this module. Ray awaits it."""
@@ -115,17 +116,10 @@ class Replica:
                 raise RuntimeError(f"the models are not ready after {_START_S:.0f} s")
             await asyncio.sleep(0.1)
 
-    async def _read_configurations(self) -> None:
+    async def _any_sequences(self) -> bool:
         index = json.loads((await self._ask("POST", "/v2/repository/index", b'{"ready": true}')).body)
-        for name in {model["name"] for model in index}:
-            reply = await self._ask("GET", f"/v2/models/{name}/config")
-            if reply.status == 200:
-                config = json.loads(reply.body)
-                instances = sum(group["count"] for group in config.get("instance_group", ())) or 1
-                batched = "dynamic_batching" in config or "sequence_batching" in config
-                self._rooms[name] = Room(instances, max(config["max_batch_size"], 1) if batched else 1)
-                if "sequence_batching" in config:
-                    self._member = replace(self._member, sequences=True)
+        replies = [await self._ask("GET", f"/v2/models/{model['name']}/config") for model in index]
+        return any("sequence_batching" in json.loads(reply.body) for reply in replies if reply.status == 200)
 
     async def _announce_forever(self) -> None:
         while True:

@@ -186,10 +186,13 @@ def _expose_instances(model: ServedModel, exposition: Exposition) -> None:
         place = next((index for index, bound in enumerate(_BOUNDS) if size <= bound), len(_BOUNDS))
         counts[place] += executions.count
     _family(exposition, "stubserve_batch_size").histogram(_sorted(names), total, _BOUNDS, counts)
+    batched = model.config.HasField("dynamic_batching") or model.config.HasField("sequence_batching")
+    batch_limit = model.config.max_batch_size if batched else 1
     for facts in model.instance_facts():
         values = {
             "ready": int(facts.state in _SERVING),
             "failed": int(facts.state == "failed"),
+            "batch_limit": max(batch_limit, 1),
             "memory_bytes": facts.memory,
             "arena_bytes": facts.arena,
             "batches": facts.batches,
