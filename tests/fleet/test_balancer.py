@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +53,9 @@ class Fronted:
         return server, Member(str(number), group, names, "127.0.0.1", *ports, number, sequences=True)
 
     def show(self, *members: Member) -> None:
-        groups = {member.group: member.models for member in members}
+        self.show_groups({member.group: member.models for member in members}, *members)
+
+    def show_groups(self, groups: dict[str, tuple[str, ...]], *members: Member) -> None:
         self._balancer.show(Fleet(1, list(members), [Front("f", "127.0.0.1", self._peer)], groups), "f")
         eventually(lambda: self.status("/v2/health/live") == 200)
 
@@ -102,8 +106,6 @@ def test_sequences_stay_where_they_are(fronted: Fronted, kind: str) -> None:
         fronted.step(kind, "sums", id, 1, sequence_start=True)
     assert 0 < answered(second) < 8
     # The first leaves: it gets what it has, and nothing new.
-    import dataclasses
-
     fronted.show(dataclasses.replace(one, leaving=True), two)
     before = answered(first)
     for id in ids:
@@ -127,8 +129,7 @@ def test_each_group_has_its_models(fronted: Fronted) -> None:
     assert fronted.status("/v2/models/nobody") == 400
     assert fronted.status("/v2/health/ready") == 200
     # Group two has nobody.
-    groups = {"one group": ("a",), "rest": ()}
-    fronted._balancer.show(Fleet(2, [one], [Front("f", "127.0.0.1", fronted._peer)], groups), "f")
+    fronted.show_groups({"one group": ("a",), "rest": ()}, one)
     eventually(lambda: fronted.status("/v2/health/ready") == 503)
     assert fronted.step("http", "a", 8, 1, sequence_start=True) == 1
     body = json.dumps({"inputs": []}).encode()
@@ -153,25 +154,24 @@ def test_a_dead_server_is_left_out(fronted: Fronted) -> None:
 
 
 def test_what_haproxy_does_not_take_is_said(fronted: Fronted) -> None:
-    with pytest.raises(RuntimeError, match="HAProxy does not take .*haproxy.cfg"):
-        wrong = Member("x", "all", (), "not an address", 1, 2, 3, 1)
-        fronted._balancer.show(Fleet(1, [wrong], [Front("f", "127.0.0.1", fronted._peer)], {"all": ()}), "f")
+    wrong = Member("x", "all", (), "not an address", 1, 2, 3, 1)
+    with pytest.raises(RuntimeError, match=r"HAProxy does not take .*haproxy\.cfg"):
+        fronted.show(wrong)
 
 
 def test_haproxy_dies_with_its_front(tmp_path: Path) -> None:
     """Killed as Ray's actors are; nothing of it stays."""
     ports = free_ports(6)
     script = f"""
-import pathlib, sys, time
+import pathlib, time
 from stubserve.fleet.balancer import Addresses, Balancer
 from stubserve.fleet.directory import Fleet, Front, Member
 balancer = Balancer(pathlib.Path({str(tmp_path)!r}), Addresses("127.0.0.1", *{ports[:5]}))
-balancer.show(Fleet(1, [Member("x", "all", (), "127.0.0.1", 1, 2, 3, 1)], [Front("f", "127.0.0.1", {ports[5]})], {{"all": ()}}), "f")
+server, front = Member("x", "all", (), "127.0.0.1", 1, 2, 3, 1), Front("f", "127.0.0.1", {ports[5]})
+balancer.show(Fleet(1, [server], [front], {{"all": ()}}), "f")
 print(balancer._process.pid, flush=True)
 time.sleep(100)
 """
-    import sys
-
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as front:
         assert front.stdout is not None
         pid = int(front.stdout.readline())

@@ -31,13 +31,10 @@ class Servers:
         for path in self.folders:
             path.mkdir()
             self.add("echo", path)
-            http, grpc_port, metrics = free_ports(3)
-            ports = (f"--http-port={http}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics}")
-            server = stack.enter_context(Serving(path, *ports, "--model-control-mode=explicit", "--load-model=*"))
+            server = stack.enter_context(Serving(path, "--model-control-mode=explicit", "--load-model=*"))
             server.wait_until_ready()
-            self.servers.append(
-                Member(path.name, "all", (), "127.0.0.1", http, grpc_port, metrics, len(self.servers) + 1)
-            )
+            ports = server.port, server.grpc_port, server.metrics_port
+            self.servers.append(Member(path.name, "all", (), "127.0.0.1", *ports, len(self.servers) + 1))
         self.recorded: list[Change] = []
         self.everyone = Everyone(lambda: Fleet(1, self.servers, [], {"all": ()}), self._record)
 

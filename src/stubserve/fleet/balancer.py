@@ -31,7 +31,7 @@ _CHILD = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.a
 _SERVICE = "/inference.GRPCInferenceService/"
 
 # The id of a request's sequence, from the beginning of its body; "" without one. A map's entry of protobuf is the key
-# (field 1) and the InferParameter (field 2), which has an int64 (field 2) or a string (field 3).
+# (field 1) and the InferParameter (field 2), which has an int64 (field 2), a string (field 3) or a uint64 (field 5).
 _LUA = r"""
 local function varint(body, at)
   local value, shift = 0, 0
@@ -54,7 +54,7 @@ core.register_fetches("sequence_id", function(txn)
     if text and body:sub(at - 1, at - 1) == '"' then return text ~= "0" and text or "" end
     if body:byte(at - 1) == 11 and body:byte(behind) == 18 then
       local kind = body:byte(behind + 2)
-      if kind == 16 then
+      if kind == 16 or kind == 40 then
         text = varint(body, behind + 3)
         return text ~= "0" and text or ""
       end

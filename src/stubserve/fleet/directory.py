@@ -23,7 +23,7 @@ _GROUP_S = 120.0
 class Member:
     """A replica of a group of `models`, () for all. No other has had its `number`.
 
-    `leaving`: it gets only requests of the sequences that it has. So does one that is not ready.
+    `leaving`: it gets only requests of the sequences that it has. So does one with an instance that cannot recover.
     """
 
     id: str

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import signal
 import socket
 import subprocess
@@ -25,7 +26,7 @@ from dataclasses import replace
 
 from stubserve.fleet.asking import Reply, ask, ask_for
 from stubserve.fleet.demand import Demand
-from stubserve.fleet.directory import Change, Member
+from stubserve.fleet.directory import Change, Member, Told
 from stubserve.fleet.group import Group
 
 log = logging.getLogger("ray.serve")
@@ -34,6 +35,7 @@ _ANNOUNCE_S = 1.0
 # Seconds in which fronts learn that a replica leaves
 _LEARN_S = 2.0
 _START_S = 600.0
+_FAILED = re.compile(r"^stubserve_instance_failed\{(.*)\} 1$", re.MULTILINE)
 # PR_SET_PDEATHSIG, then the server in the same process
 _CHILD = (
     "import ctypes, runpy, sys; ctypes.CDLL(None).prctl(1, 15); sys.argv[0] = 'stubserve'; "
@@ -57,6 +59,7 @@ class Replica:
         self._member = Member(uuid.uuid4().hex, name, models, host, http_port, grpc_port, metrics_port)
         self._known = -1  # the last change that this replica knows of
         self._log: dict[str, Change] = {}
+        self._making: asyncio.Task[None] | None = None
         self._demand = Demand()
         self._child = _Child(
             [
@@ -72,24 +75,22 @@ class Replica:
             ]
         )
         await self._until_ready()
-        self._member = replace(self._member, sequences=await self._any_sequences())
+        sequences = await self._any_sequences()
+        self._member = replace(self._member, sequences=sequences)
         self._announcing = asyncio.get_running_loop().create_task(self._announce_forever())
 
     async def check_health(self) -> None:
-        """Raises RuntimeError if the server has ended, or a model cannot recover; Ray then starts another replica."""
+        """Raises RuntimeError if the server has ended, or an instance cannot recover; Ray then replaces the replica."""
         self._child.raise_if_ended()
-        reply = await self._ask("GET", "/v2/health/ready")
-        if reply.status != 200:
+        if failed := _FAILED.findall(await self._metrics()):
             raise RuntimeError(
-                f"the server at {self._member.host}:{self._member.http_port} is not ready: {reply.body!r}"
+                f"an instance has died too often and is not started again: {failed[0]}; its log says why"
             )
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Ray scales by: how many replicas the work that arrives here would fill."""
-        reply = await ask(self._member.host, self._member.metrics_port, "GET", "/metrics")
-        if reply.status != 200:
-            return {}
-        return {"demand": self._demand.of(reply.body.decode(), time.monotonic())}
+        metrics = await self._metrics()
+        return {"demand": self._demand.of(metrics, time.monotonic())} if metrics else {}
 
     async def __del__(self) -> None:
         """Leaves: see the top of this module. Ray awaits it."""
@@ -123,31 +124,46 @@ class Replica:
 
     async def _announce_forever(self) -> None:
         while True:
+            # What cannot serve a model gets nothing new until Ray has replaced it.
+            failed = _FAILED.search(await self._metrics())
+            self._member = replace(self._member, leaving=failed is not None)
+            knew = self._known
+            await self._announce()
+            if self._making is not None:
+                await asyncio.wait({self._making}, timeout=_ANNOUNCE_S)
             # What it has just made is announced at once.
-            ready = (await self._ask("GET", "/v2/health/ready")).status == 200
-            self._member = replace(self._member, leaving=not ready)
-            while await self._announce():
-                pass
-            await asyncio.sleep(_ANNOUNCE_S)
+            if self._known == knew:
+                await asyncio.sleep(_ANNOUNCE_S)
 
-    async def _announce(self) -> bool:
-        """Says that this replica is there, and makes the changes that it has not made. Returns if it knows more."""
+    async def _announce(self) -> None:
+        """Says that this replica is there, and begins to make the changes that it has not made."""
         try:
             told = await self._directory.announce.remote(self._member, max(self._known, 0), self._known >= 0)
             if told.last < self._known:
                 await self._directory.restore.remote(self._known, list(self._log.values()))
         except Exception as error:  # of Ray: the directory is being started anew
             log.warning("stubserve: no announcement: %s", error)
-            return False
+            return
         self._member = replace(self._member, number=told.number)
+        if self._making is None or self._making.done():
+            self._making = asyncio.create_task(self._make(told))
+
+    async def _make(self, told: Told) -> None:
         for change in told.changes:
             if self._member.id not in change.made_by:
                 reply = await ask_for(self._member, change.path, change.body, _START_S)
                 if reply.status != 200:
                     log.error("stubserve: %s of replica %d: %s", change.path, told.number, reply.body.decode())
             self._log[change.what] = change
-        knew, self._known = self._known, max(self._known, told.last)
-        return self._known > knew
+        if told.changes:
+            sequences = await self._any_sequences()
+            self._member = replace(self._member, sequences=sequences)
+        self._known = max(self._known, told.last)
+
+    async def _metrics(self) -> str:
+        """The text of the metrics port; "" without an answer."""
+        reply = await ask(self._member.host, self._member.metrics_port, "GET", "/metrics", timeout_s=5.0)
+        return reply.body.decode() if reply.status == 200 else ""
 
     async def _ask(self, method: str, path: str, body: bytes | None = None, timeout_s: float = 5.0) -> Reply:
         return await ask(self._member.host, self._member.http_port, method, path, body, timeout_s=timeout_s)
