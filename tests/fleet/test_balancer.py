@@ -93,7 +93,7 @@ def test_sequences_stay_where_they_are(fronted: Fronted, kind: str) -> None:
     """By the id in the request, while servers come and leave. Sums would be wrong, or refused, anywhere else."""
     first, one = fronted.server(1, "sums")
     fronted.show(one)
-    ids = [5, 300, 2**40, 2**63 + 1]
+    ids = [5, 300, 2**40, 2**62]
     for id in ids:
         assert fronted.step(kind, "sums", id, 1, sequence_start=True) == 1
     second, two = fronted.server(2, "sums")
@@ -126,7 +126,7 @@ def test_each_group_has_its_models(fronted: Fronted) -> None:
     for model in ("a", "b", "c"):
         assert fronted.grpc.is_model_ready(model)
         assert fronted.http.is_model_ready(model)
-    assert fronted.status("/v2/models/nobody") == 400
+    assert fronted.status("/v2/models/nobody") == 404
     assert fronted.status("/v2/health/ready") == 200
     # Group two has nobody.
     fronted.show_groups({"one group": ("a",), "rest": ()}, one)

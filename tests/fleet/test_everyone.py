@@ -73,8 +73,8 @@ def test_loads_reach_all_or_say_which_they_did_not(servers: Servers) -> None:
     assert text.startswith(f"1 of 2 replicas failed: replica 2 (127.0.0.1:{second.http_port}): failed to load 'half'")
     # The other one keeps it, and later ones get it.
     assert servers.recorded[-1].made_by == {first.id}
-    status, answer = servers.http("POST", "/v2/repository/models/nowhere/load")
-    assert answer["error"].startswith("failed to load 'nowhere'")
+    status, text = servers.http("POST", "/v2/repository/models/nowhere/load")
+    assert text.startswith("failed to load 'nowhere'")
     assert len(servers.recorded) == 2
     index = {entry["name"]: entry for entry in servers.http("POST", "/v2/repository/index")[1]}
     assert index["late"]["state"] == "READY"

@@ -9,25 +9,36 @@ It is that of `stubserve deploy haproxy`, with the replicas that there are, and 
 - Each group of models has its own replicas. The model is that of the path, or of the first message of gRPC; the
   header x-model-name goes before it, for a stream that is silent at first.
 
-A new list of replicas means a new process: the old one finishes its connections and takes no new ones.
+Replicas come and leave in the running process, by commands on its socket. Another group, or another front, means a new
+process: the old one finishes its connections and takes no new ones.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from stubserve.fleet.directory import Fleet
 
-# The server dies with the thread that started it, as in `replica`
-_CHILD = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
+# PR_SET_PDEATHSIG: killed with the thread that started it, and its worker ends with it. Or that thread is gone already.
+_CHILD = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
+    "os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])"
+)
+_LEAVES = " weight 0"
+_PATIENCE_S = 10.0
+_CHECK = "check inter 500ms fall 3 rise 1 on-marked-down shutdown-sessions"
 _SERVICE = "/inference.GRPCInferenceService/"
 
 # The id of a request's sequence, from the beginning of its body; "" without one. A map's entry of protobuf is the key
@@ -89,7 +100,6 @@ defaults
     option httpchk GET /v2/health/live
     http-check expect status 200
     timeout check 1s
-    default-server inter 500ms fall 3 rise 1 on-marked-down shutdown-sessions
     http-error status 502 {json} '{{"error":"the replica of this request has died"}}'
     http-error status 503 {json} '{{"error":"no replica of this model is ready"}}' hdr Retry-After 1
     http-error status 504 {json} '{{"error":"the replica of this request is silent"}}'
@@ -142,13 +152,13 @@ _MODEL_GRPC = """\
 """
 
 _BACKEND = """
-backend {kind}_{group}
+backend {backend}
     balance leastconn
 """
 
 _STICK = """\
     stick-table type string len 128 size 200k expire 1h peers fronts
-    stick on var(txn.sequence) if {{ var(txn.sequence) -m len gt 0 }}
+    stick on var(txn.sequence) if { var(txn.sequence) -m len gt 0 }
 """
 
 
@@ -172,25 +182,80 @@ class Balancer:
         self._addresses = addresses
         self._program = _program()
         self._process: subprocess.Popen[bytes] | None = None
+        self._frame = ""  # the configuration without its servers
+        self._servers: dict[str, str] = {}
+        self._leftover: set[str] = set()
         (folder / "sequence.lua").write_text(_LUA)
 
     def show(self, fleet: Fleet, me: str) -> None:
         """Sends requests to these replicas from now on. `me` is the id of this front. Raises RuntimeError."""
-        file = self._folder / "haproxy.cfg"
-        file.write_text(self.configuration(fleet))
+        frame = self.configuration(dataclasses.replace(fleet, members=[]), _sequence_groups(fleet))
+        servers = _servers(fleet)
+        if self._process is not None and self.lives and frame == self._frame:
+            self._change(servers)
+        else:
+            self._begin(fleet, me)
+        self._frame, self._servers = frame, servers
+
+    def _begin(self, fleet: Fleet, me: str) -> None:
+        """A new process, in place of the one that there may be."""
         models = [f"{model} {_word(group)}\n" for group, models in fleet.groups.items() for model in models]
         (self._folder / "groups.map").write_text("".join(models))
+        file = self._folder / "haproxy.cfg"
+        file.write_text(self.configuration(fleet, _sequence_groups(fleet)))
         checked = subprocess.run(
             [self._program, "-c", "-L", me, "-f", file], capture_output=True, text=True, check=False
         )
         if checked.returncode:
             raise RuntimeError(f"HAProxy does not take {file}: {checked.stdout}{checked.stderr}")
-        if self._process is None:
+        self._leftover.clear()
+        worker = ""
+        if self._process is not None and self.lives:
+            worker = self._worker()
+            self._process.send_signal(signal.SIGUSR2)
+        else:
             started = threading.Event()
             threading.Thread(target=self._run, args=(me, file, started), name="haproxy", daemon=True).start()
             started.wait()
-        else:
-            self._process.send_signal(signal.SIGUSR2)
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._worker() in ("", worker):
+            if not self.lives or time.monotonic() > deadline:
+                raise RuntimeError(f"HAProxy does not start with {file}; its log says why")
+            time.sleep(0.02)
+
+    def _change(self, servers: dict[str, str]) -> None:
+        """Other servers in the running process. One with connections stays in maintenance, and is deleted later."""
+        gone = [name for name in self._servers if name not in servers]
+        commands = [f"set server {name} state maint" for name in gone]
+        self._leftover |= set(gone)
+        commands += [f"del server {name}" for name in sorted(self._leftover)]
+        for name, rest in servers.items():
+            described, leaves = rest.removesuffix(_LEAVES), rest.endswith(_LEAVES)
+            if name not in self._servers:
+                commands.append(f"add server {name} {described}")
+                commands += [f"enable health {name}", f"set server {name} state ready"]
+            if rest != self._servers.get(name, described):
+                commands.append(f"set server {name} weight {0 if leaves else 1}")
+        for command in commands:
+            answer = self._command(command)
+            if command.startswith("del server") and "deleted" in answer:
+                self._leftover.discard(command.rpartition(" ")[2])
+        self._leftover -= servers.keys()
+
+    def _worker(self) -> str:
+        """The pid of the process that takes connections; "" if there is none yet."""
+        try:
+            return self._command("show info").partition("\nPid: ")[2].partition("\n")[0]
+        except OSError:
+            return ""
+
+    def _command(self, command: str) -> str:
+        """A command on HAProxy's socket; its answer. Raises OSError."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_PATIENCE_S)
+            connection.connect(str(self._folder / "admin.sock"))
+            connection.sendall(command.encode() + b"\n")
+            return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 
     @property
     def lives(self) -> bool:
@@ -202,12 +267,11 @@ class Balancer:
                 self._process.send_signal(signal.SIGTERM)
             self._process.wait()
 
-    def configuration(self, fleet: Fleet) -> str:
-        """The text of haproxy.cfg."""
+    def configuration(self, fleet: Fleet, sequence_groups: set[str]) -> str:
+        """The text of haproxy.cfg. `sequence_groups` are those with models that have sequences."""
         # Any group says of a model that nobody has that it is unknown.
         first = fleet.group_of("") or next(iter(fleet.groups))
         names = {"folder": self._folder, "first": _word(first), "service": _SERVICE}
-        sequences = any(member.sequences for member in fleet.members)
         infer_http, infer_grpc = "path_end /infer", f"path {_SERVICE}ModelInfer"
         ready = "".join(f" {{ nbsrv(http_{_word(group)}) gt 0 }}" for group in fleet.groups)
         several, group_of_model = len(fleet.groups) > 1, f"var(txn.model),map({self._folder}/groups.map)"
@@ -217,8 +281,8 @@ class Balancer:
             *(f"    peer {front.id} {front.host}:{front.peer_port}\n" for front in fleet.fronts),
             _FRONTENDS.format(
                 all_ready=ready.strip(),
-                sequences_http=_SEQUENCES.format(infer=infer_http) if sequences else "",
-                sequences_grpc=_SEQUENCES.format(infer=infer_grpc) if sequences else "",
+                sequences_http=_SEQUENCES.format(infer=infer_http) if sequence_groups else "",
+                sequences_grpc=_SEQUENCES.format(infer=infer_grpc) if sequence_groups else "",
                 model_grpc=_MODEL_GRPC.format() if several else "",
                 by_model_http=_BY_MODEL.format(kind="http", group=group_of_model) if several else "",
                 by_model_grpc=_BY_MODEL.format(kind="grpc", group=group_of_model) if several else "",
@@ -226,27 +290,37 @@ class Balancer:
                 **vars(self._addresses),
             ),
         ]
+        servers = _servers(fleet)
         for group in fleet.groups:
-            members = [member for member in fleet.members if member.group == group]
             for kind in ("http", "grpc"):
-                parts.append(_BACKEND.format(kind=kind, group=_word(group)))
-                if any(member.sequences for member in members):
-                    parts.append(_STICK.format())
-                for member in members:
-                    port, check = (member.http_port, "check")
-                    if kind == "grpc":
-                        port, check = (member.grpc_port, f"proto h2 track http_{_word(group)}/r{member.number}")
-                    weight = " weight 0" if member.leaving else ""
-                    parts.append(
-                        f"    server r{member.number} {member.host}:{port} id {member.number} {check}{weight}\n"
-                    )
+                backend = f"{kind}_{_word(group)}"
+                parts.append(_BACKEND.format(backend=backend) + (_STICK if group in sequence_groups else ""))
+                for name, rest in servers.items():
+                    if name.startswith(f"{backend}/"):
+                        parts.append(f"    server {name.rpartition('/')[2]} {rest}\n")
         return "".join(parts)
 
     def _run(self, me: str, file: Path, started: threading.Event) -> None:
-        command = [sys.executable, "-c", _CHILD, self._program, "-W", "-L", me, "-f", str(file)]
+        command = [sys.executable, "-c", _CHILD, str(os.getpid()), self._program, "-W", "-L", me, "-f", str(file)]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         started.set()
         self._process.wait()
+
+
+def _sequence_groups(fleet: Fleet) -> set[str]:
+    return {member.group for member in fleet.members if member.sequences}
+
+
+def _servers(fleet: Fleet) -> dict[str, str]:
+    """Backend and server -> how HAProxy writes the rest. Both protocols are checked over HTTP."""
+    servers = {}
+    for member in fleet.members:
+        leaves = _LEAVES if member.leaving else ""
+        checks = f"id {member.number} {_CHECK} port {member.http_port}{leaves}"
+        place = f"{_word(member.group)}/r{member.number}"
+        servers[f"http_{place}"] = f"{member.host}:{member.http_port} {checks}"
+        servers[f"grpc_{place}"] = f"{member.host}:{member.grpc_port} proto h2 check-proto h1 {checks}"
+    return servers
 
 
 def _word(name: str) -> str:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import re
 import signal
 import socket
@@ -36,10 +37,10 @@ _ANNOUNCE_S = 1.0
 _LEARN_S = 2.0
 _START_S = 600.0
 _FAILED = re.compile(r"^stubserve_instance_failed\{(.*)\} 1$", re.MULTILINE)
-# PR_SET_PDEATHSIG, then the server in the same process
+# PR_SET_PDEATHSIG, then the server in the same process; unless that thread is gone already
 _CHILD = (
-    "import ctypes, runpy, sys; ctypes.CDLL(None).prctl(1, 15); sys.argv[0] = 'stubserve'; "
-    "runpy.run_module('stubserve', run_name='__main__')"
+    "import ctypes, os, runpy, sys; ctypes.CDLL(None).prctl(1, 15); sys.argv[0] = 'stubserve'; "
+    "os.getppid() == int(sys.argv.pop(1)) and runpy.run_module('stubserve', run_name='__main__')"
 )
 
 
@@ -196,7 +197,9 @@ class _Child:
 
     def _run(self) -> None:
         # Its log goes where the actor's output goes
-        self._process = subprocess.Popen([sys.executable, "-c", _CHILD, *self._words], stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, str(os.getpid()), *self._words], stdin=subprocess.DEVNULL
+        )
         self._started.set()
         self._process.wait()
 
