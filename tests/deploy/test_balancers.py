@@ -51,6 +51,7 @@ SUMS = """
             return responses
 """
 SEQUENCE = """sequence_batching {
+    max_sequence_idle_microseconds: 60000000
     control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
     control_input { name: "OF" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
     oldest { max_candidate_sequences: 64 }

@@ -50,7 +50,7 @@ class Fronted:
         server.wait_until_ready()
         names = models if named else ()
         ports = server.port, server.grpc_port, server.metrics_port
-        return server, Member(str(number), group, names, "127.0.0.1", *ports, number, sequences=True)
+        return server, Member(f"0000000{2 * number}", group, names, "127.0.0.1", *ports, sequences=True)
 
     def show(self, *members: Member) -> None:
         self.show_groups({member.group: member.models for member in members}, *members)
@@ -154,7 +154,7 @@ def test_a_dead_server_is_left_out(fronted: Fronted) -> None:
 
 
 def test_what_haproxy_does_not_take_is_said(fronted: Fronted) -> None:
-    wrong = Member("x", "all", (), "not an address", 1, 2, 3, 1)
+    wrong = Member("00000002", "all", (), "not an address", 1, 2, 3)
     with pytest.raises(RuntimeError, match=r"HAProxy does not take .*haproxy\.cfg"):
         fronted.show(wrong)
 
@@ -167,7 +167,7 @@ import pathlib, time
 from stubserve.fleet.balancer import Addresses, Balancer
 from stubserve.fleet.directory import Fleet, Front, Member
 balancer = Balancer(pathlib.Path({str(tmp_path)!r}), Addresses("127.0.0.1", *{ports[:5]}))
-server, front = Member("x", "all", (), "127.0.0.1", 1, 2, 3, 1), Front("f", "127.0.0.1", {ports[5]})
+server, front = Member("00000002", "all", (), "127.0.0.1", 1, 2, 3), Front("f", "127.0.0.1", {ports[5]})
 balancer.show(Fleet(1, [server], [front], {{"all": ()}}), "f")
 print(balancer._process.pid, flush=True)
 time.sleep(100)

@@ -34,7 +34,7 @@ class Servers:
             server = stack.enter_context(Serving(path, "--model-control-mode=explicit", "--load-model=*"))
             server.wait_until_ready()
             ports = server.port, server.grpc_port, server.metrics_port
-            self.servers.append(Member(path.name, "all", (), "127.0.0.1", *ports, len(self.servers) + 1))
+            self.servers.append(Member(f"0000000{2 + 2 * len(self.servers)}", "all", (), "127.0.0.1", *ports))
         self.recorded: list[Change] = []
         self.everyone = Everyone(lambda: Fleet(1, self.servers, [], {"all": ()}), self._record)
 
@@ -64,11 +64,11 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 def test_loads_reach_all_or_say_which_they_did_not(servers: Servers) -> None:
     for folder in servers.folders:
         servers.add("late", folder)
+    first, second = servers.servers
     assert servers.http("POST", "/v2/repository/models/late/load")[0] == 200
-    assert (servers.recorded[-1].what, set(servers.recorded[-1].made_by)) == ("model late", {"0", "1"})
+    assert (servers.recorded[-1].what, set(servers.recorded[-1].made_by)) == ("model late", {first.id, second.id})
     servers.add("half", servers.folders[0])
     status, text = servers.http("POST", "/v2/repository/models/half/load")
-    first, second = servers.servers
     assert status == 500
     assert text.startswith(f"1 of 2 replicas failed: replica 2 (127.0.0.1:{second.http_port}): failed to load 'half'")
     # The other one keeps it, and later ones get it.

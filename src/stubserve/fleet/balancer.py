@@ -262,10 +262,13 @@ class Balancer:
         return self._process is not None and self._process.poll() is None
 
     def end(self) -> None:
+        """Takes no more connections, and gives those that there are some time to end."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
-            self._process.wait()
+            for last in (signal.SIGUSR1, signal.SIGTERM, signal.SIGKILL):
+                self._process.send_signal(last)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_PATIENCE_S)
+                    return
 
     def configuration(self, fleet: Fleet, sequence_groups: set[str]) -> str:
         """The text of haproxy.cfg. `sequence_groups` are those with models that have sequences."""

@@ -21,7 +21,7 @@ _GROUP_S = 120.0
 
 @dataclass(frozen=True)
 class Member:
-    """A replica of a group of `models`, () for all. No other has had its `number`.
+    """A replica of a group of `models`, () for all. `id` is 32 random hexadecimal digits.
 
     `leaving`: it gets only requests of the sequences that it has. So does one with an instance that cannot recover.
     """
@@ -33,9 +33,13 @@ class Member:
     http_port: int
     grpc_port: int
     metrics_port: int
-    number: int = 0
     leaving: bool = False
     sequences: bool = False  # whether one of its models has sequences
+
+    @property
+    def number(self) -> int:
+        """The beginning of `id`, for names and for HAProxy, whose numbers have 31 bits and are not 0."""
+        return int(self.id[:8], 16) >> 1 or 1
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Front:
 
 @dataclass(frozen=True)
 class Fleet:
-    """All replicas that answer, by number, all fronts, by id, and the models that each group names, () for all."""
+    """All replicas that answer and all fronts, by id, and the models that each group names, () for all."""
 
     version: int
     members: list[Member]
@@ -84,9 +88,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Told:
-    """The directory's answer to an announcement: the replica's `number`, that of the last change, and `changes`."""
+    """The directory's answer to an announcement: the number of the `last` change, and `changes`."""
 
-    number: int
     last: int
     changes: list[Change]
 
@@ -110,15 +113,13 @@ class Directory:
 
         The answer has the later changes; where `last` is less than `known`, the directory is new and wants `restore`.
         """
-        number = member.number or 1 + max((other.number for other in self._members.values()), default=0)
-        member = replace(member, number=number)
         later = [
             change for change in self._changes.values() if change.number > known and change.group in ("", member.group)
         ]
         self._heard[member.id] = self._group_heard[member.group] = monotonic()
         if listed and not later:
             await self._list(member)
-        return Told(number, self._last, sorted(later, key=lambda change: change.number))
+        return Told(self._last, sorted(later, key=lambda change: change.number))
 
     async def restore(self, last: int, changes: list[Change]) -> None:
         """What a replica knows of changes, for a directory that is new."""
@@ -150,7 +151,7 @@ class Directory:
             if version == self._version:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._news.wait(), timeout_s)
-        members = sorted(self._members.values(), key=lambda member: member.number)
+        members = sorted(self._members.values(), key=lambda member: member.id)
         fronts = sorted(self._fronts.values(), key=lambda other: other.id)
         return Fleet(self._version, members, fronts, dict(sorted(self._groups.items())))
 

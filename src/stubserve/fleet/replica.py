@@ -145,7 +145,6 @@ class Replica:
         except Exception as error:  # of Ray: the directory is being started anew
             log.warning("stubserve: no announcement: %s", error)
             return
-        self._member = replace(self._member, number=told.number)
         if self._making is None or self._making.done():
             self._making = asyncio.create_task(self._make(told))
 
@@ -154,7 +153,7 @@ class Replica:
             if self._member.id not in change.made_by:
                 reply = await ask_for(self._member, change.path, change.body, _START_S)
                 if reply.status != 200:
-                    log.error("stubserve: %s of replica %d: %s", change.path, told.number, reply.body.decode())
+                    log.error("stubserve: %s of replica %d: %s", change.path, self._member.number, reply.body.decode())
             self._log[change.what] = change
         if told.changes:
             sequences = await self._any_sequences()
