@@ -144,7 +144,7 @@ def test_an_alert_fires_when_a_stub_is_killed(repository: Path, tmp_path: Path) 
 @needs_prometheus
 def test_the_demand_of_a_full_server(repository: Path, tmp_path: Path) -> None:
     """One instance, 20 ms a request, and four clients that ask one after the other: it is full, and no more arrives."""
-    write_model(repository, "slow", SLOW, io_config("INT32", "1", 8))
+    write_model(repository, "slow", SLOW, io_config("FP32", "1", 8))
 
     def demand(prometheus: Prometheus) -> float:
         (found,) = prometheus.ask("query", query="stubserve:demand")["result"] or [{"value": (0, "0")}]
@@ -155,7 +155,7 @@ def test_the_demand_of_a_full_server(repository: Path, tmp_path: Path) -> None:
 
         def ask() -> None:
             while not over.is_set():
-                server.infer_array("slow", np.zeros((1, 1), np.int32))
+                assert server.infer_array("slow", np.zeros((1, 1), np.float32)).status == 200
 
         clients = [threading.Thread(target=ask) for _ in range(4)]
         for client in clients:
