@@ -60,7 +60,7 @@ gauge nv_cpu_memory_used_bytes: CPU used memory (RAM), in bytes
 histogram stubserve_batch_size: Sizes of the batches that were executed
 gauge stubserve_instance_ready: Whether an instance takes requests (1) or not (0); one that sleeps does
 gauge stubserve_instance_failed: Whether an instance has died too often and is not restarted (1) or not (0)
-gauge stubserve_instance_batch_limit: Rows that a batch of an instance may have; 1 where requests are executed one by one
+gauge stubserve_instance_batch_limit: Rows that a batch of an instance may have; 1 where requests are executed alone
 gauge stubserve_instance_memory_bytes: Memory of an instance's stub that is its own, without libraries that are shared
     and without tensors
 gauge stubserve_instance_arena_bytes: Shared memory that is committed for an instance's outputs
