@@ -19,19 +19,20 @@ from stubserve.fleet.directory import Change, Fleet, Member
 from stubserve.fleet.everyone import Everyone
 from tests.real_server import Serving, io_config, write_model
 
+TOKEN = "e3a7c1d85b9f4c20a6d1"
 ONE = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
 
 
 class Servers:
     """Two servers, what asks both, and what it has recorded."""
 
-    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+    def __init__(self, folder: Path, stack: contextlib.ExitStack, *flags: str) -> None:
         self.folders = [folder / "0", folder / "1"]
         self.servers: list[Member] = []
         for path in self.folders:
             path.mkdir()
             self.add("echo", path)
-            server = stack.enter_context(Serving(path, "--model-control-mode=explicit", "--load-model=*"))
+            server = stack.enter_context(Serving(path, "--model-control-mode=explicit", "--load-model=*", *flags))
             server.wait_until_ready()
             ports = server.port, server.grpc_port, server.metrics_port
             self.servers.append(Member(f"0000000{2 + 2 * len(self.servers)}", "all", (), "127.0.0.1", *ports))
@@ -124,6 +125,23 @@ def test_what_is_not_for_a_fleet(servers: Servers) -> None:
     assert servers.call("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest())[0] == 400
     reply = asyncio.run(servers.everyone.call("RepositoryModelLoad", b"\xff"))
     assert (reply.status, reply.body) == (400, b"Unable to parse request")
+
+
+def test_who_asks_is_passed_on(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{TOKEN}\n")
+    tokens.chmod(0o600)
+    with contextlib.ExitStack() as stack:
+        servers = Servers(tmp_path, stack, f"--auth-token-file={tokens}", "--auth-open-api=health")
+        ask = servers.everyone.ask
+        assert asyncio.run(ask("POST", "/v2/repository/models/echo/load", b"")).status == 401
+        assert servers.recorded == []
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        assert asyncio.run(ask("POST", "/v2/repository/models/echo/load?x=1", b"", headers)).status == 200
+        assert servers.recorded[-1].headers == headers
+        message = pb.RepositoryModelLoadRequest(model_name="echo").SerializeToString()
+        assert asyncio.run(servers.everyone.call("RepositoryModelLoad", message)).status == 401
+        assert asyncio.run(servers.everyone.call("RepositoryModelLoad", message, headers)).status == 200
 
 
 def test_nobody_is_there(servers: Servers) -> None:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import grpc
 
 from stubserve.fleet.directory import Member
 
+Headers = dict[str, str]
 GRPC_SERVICE = "/inference.GRPCInferenceService/"
 ANY_SIZE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+# A load takes a thread for each replica for as long as it takes.
+_THREADS = ThreadPoolExecutor(256, "asking")
 # Codes of gRPC by the HTTP status that says the same
 CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     503: grpc.StatusCode.UNAVAILABLE,
 }
@@ -36,11 +42,12 @@ async def ask(
     method: str,
     path: str,
     body: bytes | None = None,
-    headers: dict[str, str] | None = None,
+    headers: Headers | None = None,
     timeout_s: float = 10.0,
 ) -> Reply:
     """Asks once. Never raises for what the network or the server does."""
-    return await asyncio.to_thread(_ask, host, port, method, path, body, headers or {}, timeout_s)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_THREADS, _ask, host, port, method, path, body, headers or {}, timeout_s)
 
 
 def _ask(
@@ -57,16 +64,19 @@ def _ask(
         connection.close()
 
 
-async def ask_for(member: Member, path: str, body: bytes, timeout_s: float, method: str = "POST") -> Reply:
+async def ask_for(
+    member: Member, path: str, body: bytes, timeout_s: float, method: str = "POST", headers: Headers | None = None
+) -> Reply:
     """Asks a replica, over HTTP or, where `path` is that of a gRPC method, over gRPC: `body` is the message then."""
     if path.startswith(GRPC_SERVICE):
-        return await _call(f"{member.host}:{member.grpc_port}", path, body, timeout_s)
-    return await ask(member.host, member.http_port, method, path, body, timeout_s=timeout_s)
+        return await _call(f"{member.host}:{member.grpc_port}", path, body, timeout_s, headers or {})
+    return await ask(member.host, member.http_port, method, path, body, headers, timeout_s)
 
 
-async def _call(address: str, method: str, message: bytes, timeout_s: float) -> Reply:
+async def _call(address: str, method: str, message: bytes, timeout_s: float, headers: Headers) -> Reply:
     async with grpc.aio.insecure_channel(address, options=ANY_SIZE) as channel:
         try:
-            return Reply(200, await channel.unary_unary(method)(message, timeout=timeout_s))
+            ask = channel.unary_unary(method)
+            return Reply(200, await ask(message, timeout=timeout_s, metadata=tuple(headers.items())))
         except grpc.aio.AioRpcError as error:
             return Reply(_STATUS.get(error.code(), 500), (error.details() or error.code().name).encode())

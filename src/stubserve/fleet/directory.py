@@ -84,6 +84,7 @@ class Change:
     path: str
     body: bytes
     made_by: frozenset[str] = field(default_factory=frozenset)
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

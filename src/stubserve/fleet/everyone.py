@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Callable, Coroutine
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from starlette.applications import Starlette
@@ -26,10 +27,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stubserve.fleet.asking import CODES, GRPC_SERVICE, Reply, ask, ask_for
+from stubserve.fleet.asking import CODES, GRPC_SERVICE, Headers, Reply, ask, ask_for
 from stubserve.fleet.directory import Change, Fleet, Member
 from stubserve.grpc.wire import LENGTH, Malformed, fields
 
+# A load may bring the files of a model.
+MOST_BYTES = 256 << 20
+_OF_CONNECTION = {
+    *("host", "connection", "content-length", "transfer-encoding", "accept-encoding", "expect"),
+    *("user-agent", "grpc-accept-encoding", "grpc-timeout", "te", "content-type"),
+}
 # Of a load: longer than any model takes
 _TIMEOUT_S = 3600.0
 _LOAD = re.compile(r"/v2/repository/models/(?P<model>[^/]+)/(?:load|unload)$")
@@ -54,11 +61,19 @@ class Everyone:
         """For HTTP."""
 
         async def answer(request: Request) -> Response:
-            reply = await self.ask(request.method, request.url.path, await request.body())
+            body = b""
+            async for piece in request.stream():
+                body += piece
+                if len(body) > MOST_BYTES:
+                    text = f"a request to all replicas may have {MOST_BYTES >> 20} MiB"
+                    return Response(json.dumps({"error": text}), 413, media_type="application/json")
+            path = request.scope["raw_path"].decode() + f"?{request.url.query}" * bool(request.url.query)
+            headers = {name: value for name, value in request.headers.items() if name not in _OF_CONNECTION}
+            reply = await self.ask(request.method, path, body, headers)
             if request.url.path == "/metrics":
                 return Response(reply.body, media_type="text/plain; charset=utf-8")
-            body = reply.body if reply.status == 200 else json.dumps({"error": _error_text(reply)}).encode()
-            return Response(body, reply.status, media_type="application/json")
+            said = reply.body if reply.status == 200 else json.dumps({"error": _error_text(reply)}).encode()
+            return Response(said, reply.status, media_type="application/json")
 
         return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
 
@@ -66,18 +81,20 @@ class Everyone:
         """For gRPC."""
         return _Handler(self)
 
-    async def ask(self, method: str, path: str, body: bytes) -> Reply:
-        """One request of HTTP."""
+    async def ask(self, method: str, path: str, body: bytes, headers: Headers | None = None) -> Reply:
+        """One request of HTTP. `path` may have a query."""
+        headers = headers or {}
+        target, path = path, path.partition("?")[0]
         if path == "/metrics":
-            return Reply(200, (await self._metrics()).encode())
+            return Reply(200, (await self._metrics(headers)).encode())
         if "sharedmemory" in path:
             return Reply(400, _NO_SHARED_MEMORY.encode())
         loads = _LOAD.match(path)
         found = loads or _OF_MODEL.match(path)
-        model = found["model"] if found else ""
-        replies = await self._each(model, path, body, method)
+        model = unquote(found["model"]) if found else ""
+        replies = await self._each(model, target, body, method, headers)
         if method == "POST" and not path.endswith("/index"):
-            await self._keep(model, f"model {model}" if loads else path, path, body, replies)
+            await self._keep(model, f"model {model}" if loads else path, target, body, replies, headers)
         failed = _failed(replies)
         if failed.status != 200:
             return failed
@@ -86,36 +103,44 @@ class Everyone:
             return replies[0][1]
         return Reply(200, json.dumps(join([json.loads(reply.body) for _, reply in replies])).encode())
 
-    async def call(self, method: str, message: bytes) -> Reply:
+    async def call(self, method: str, message: bytes, headers: Headers | None = None) -> Reply:
         """One call of gRPC, by the name of its method."""
+        headers = headers or {}
         if "SharedMemory" in method:
             return Reply(400, _NO_SHARED_MEMORY.encode())
         try:
             model = _text(message, _NAMES.get(method, 0))
         except Malformed as error:
             return Reply(400, error.text.encode())
-        replies = await self._each(model, GRPC_SERVICE + method, message, "POST")
+        replies = await self._each(model, GRPC_SERVICE + method, message, "POST", headers)
         # Settings are field 1; without them these methods only ask.
         sets = any(tag == 1 << 3 | LENGTH for tag, *_ in fields(message))
         if method in _CHANGES and (sets or method.startswith("Repository")):
             what = f"model {model}" if "Model" in method else f"{method} {model}"
-            await self._keep(model, what, GRPC_SERVICE + method, message, replies)
+            await self._keep(model, what, GRPC_SERVICE + method, message, replies, headers)
         failed = _failed(replies)
         return Reply(200, b"".join(reply.body for _, reply in replies)) if failed.status == 200 else failed
 
-    async def _each(self, model: str, path: str, body: bytes, method: str) -> list[tuple[Member, Reply]]:
+    async def _each(
+        self, model: str, path: str, body: bytes, method: str, headers: Headers
+    ) -> list[tuple[Member, Reply]]:
         members = self._fleet().of_model(model)
-        replies = await asyncio.gather(*(ask_for(member, path, body, _TIMEOUT_S, method) for member in members))
+        asked = (ask_for(member, path, body, _TIMEOUT_S, method, headers) for member in members)
+        replies = await asyncio.gather(*asked)
         return list(zip(members, replies, strict=True))
 
-    async def _keep(self, model: str, what: str, path: str, body: bytes, replies: list[tuple[Member, Reply]]) -> None:
+    async def _keep(
+        self, model: str, what: str, path: str, body: bytes, replies: list[tuple[Member, Reply]], headers: Headers
+    ) -> None:
         made_by = frozenset(member.id for member, reply in replies if reply.status == 200)
         if made_by:
-            await self._record(Change(0, self._fleet().group_of(model) if model else "", what, path, body, made_by))
+            group = self._fleet().group_of(model) if model else ""
+            await self._record(Change(0, group, what, path, body, made_by, headers))
 
-    async def _metrics(self) -> str:
+    async def _metrics(self, headers: Headers) -> str:
         members = self._fleet().members
-        replies = await asyncio.gather(*(ask(one.host, one.metrics_port, "GET", "/metrics") for one in members))
+        asked = (ask(one.host, one.metrics_port, "GET", "/metrics", None, headers) for one in members)
+        replies = await asyncio.gather(*asked)
         families: dict[str, list[str]] = {}
         family = ""
         for member, reply in zip(members, replies, strict=True):
@@ -141,7 +166,9 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         method = details.method.rpartition("/")[2]
 
         async def answer(message: bytes, context: Any) -> bytes:
-            reply = await self._everyone.call(method, message)
+            given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+            headers = {key: value for key, value in given.items() if key not in _OF_CONNECTION}
+            reply = await self._everyone.call(method, message, headers)
             if reply.status != 200:
                 await context.abort(CODES.get(reply.status, grpc.StatusCode.INTERNAL), reply.body.decode())
             return reply.body

@@ -22,15 +22,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stubserve.fleet import directory as known
-from stubserve.fleet.asking import ANY_SIZE, ask
+from stubserve.fleet.asking import ask
 from stubserve.fleet.balancer import Addresses, Balancer
 from stubserve.fleet.directory import Change, Fleet
-from stubserve.fleet.everyone import Everyone
+from stubserve.fleet.everyone import MOST_BYTES, Everyone
 from stubserve.fleet.replica import free_ports, node_address
 
 log = logging.getLogger("ray.serve")
 
 _AGAIN_S = 0.5
+_SIZES = [("grpc.max_receive_message_length", MOST_BYTES), ("grpc.max_send_message_length", -1)]
 _OWN_HEADERS = {"host", "connection", "content-length", "transfer-encoding"}
 
 
@@ -49,7 +50,7 @@ class Front:
         everyone = Everyone(lambda: self._shown, self._record)
         config = uvicorn.Config(everyone.app(), "127.0.0.1", own_http_port, log_level="warning", lifespan="off")
         self._http = _Uvicorn(config)
-        self._grpc = grpc.aio.server(handlers=[everyone.grpc_handler()], options=ANY_SIZE)
+        self._grpc = grpc.aio.server(handlers=[everyone.grpc_handler()], options=_SIZES)
         self._grpc.add_insecure_port(f"127.0.0.1:{own_grpc_port}")
         await self._grpc.start()
         self._folder = Path(tempfile.mkdtemp(prefix="stubserve-front-"))

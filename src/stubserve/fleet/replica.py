@@ -119,7 +119,10 @@ class Replica:
             await asyncio.sleep(0.1)
 
     async def _any_sequences(self) -> bool:
-        index = json.loads((await self._ask("POST", "/v2/repository/index", b'{"ready": true}')).body)
+        reply = await self._ask("POST", "/v2/repository/index", b'{"ready": true}')
+        if reply.status != 200:
+            return True  # it takes a token to know
+        index = json.loads(reply.body)
         replies = [await self._ask("GET", f"/v2/models/{model['name']}/config") for model in index]
         return any("sequence_batching" in json.loads(reply.body) for reply in replies if reply.status == 200)
 
@@ -151,7 +154,7 @@ class Replica:
     async def _make(self, told: Told) -> None:
         for change in told.changes:
             if self._member.id not in change.made_by:
-                reply = await ask_for(self._member, change.path, change.body, _START_S)
+                reply = await ask_for(self._member, change.path, change.body, _START_S, headers=change.headers)
                 if reply.status != 200:
                     log.error("stubserve: %s of replica %d: %s", change.path, self._member.number, reply.body.decode())
             self._log[change.what] = change
