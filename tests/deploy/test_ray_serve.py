@@ -162,7 +162,7 @@ def get(path: str, body: Any = None, node: int = 0, port: int = PORTS["http_port
 def counts(model: str) -> dict[str, int]:
     """How many requests to a model each replica has answered."""
     text = get("/metrics", port=PORTS["metrics_port"])[1].decode()
-    pattern = rf'^nvinference_request_success\{{model="{model}",version="1",replica="(\d+)"\}} (\d+)'
+    pattern = rf'^nv_inference_request_success\{{model="{model}",version="1",replica="(\d+)"\}} (\d+)'
     return {replica: int(count) for replica, count in re.findall(pattern, text, re.MULTILINE)}
 
 
