@@ -292,7 +292,7 @@ def test_each_model_is_asked_where_it_is(cluster: Cluster, repository: Path) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_replicas_follow_the_demand(cluster: Cluster, repository: Path) -> None:
-    write_model(repository, "slow", SLOW, io_config("INT32", "1", 0).replace("max_batch_size: 0", ""))
+    write_model(repository, "slow", SLOW, io_config("INT32", "1", 8))
     cluster.deploy("front", "front", fronts=NODES, **PORTS)
     cluster.deploy(
         "models",

@@ -75,7 +75,8 @@ def test_it_brings_what_is_deployed(python: Path, tmp_path: Path) -> None:
     assert "\n[Service]\n" in unit
     manifests = yaml.safe_load_all(run(python, "-m", "stubserve", "deploy", "kubernetes"))
     kinds = {manifest["kind"] for manifest in manifests}
-    assert kinds == {"Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget"}
+    gateway = {"Gateway", "HTTPRoute", "GRPCRoute"}
+    assert kinds == {"Deployment", "Service", "ScaledObject", "PodDisruptionBudget"} | gateway
 
 
 def test_it_draws_traces(python: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from stubserve.inference.long_work import finish
 from stubserve.inference.served_model import InstanceFacts
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tokens import Tokens
+from stubserve.model_config.proto import ModelConfig
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
 from stubserve.observability.gpu_metrics import GpuMetrics
@@ -79,7 +80,7 @@ def _printed() -> str:
         name="model",
         namespace="",
         version=1,
-        config=SimpleNamespace(metric_tags={}),
+        config=ModelConfig(),
         statistics=statistics,
         latencies=latencies,
         queued=0,
