@@ -1,11 +1,11 @@
 """Servers on many machines as one: what `stubserve.ray_serve` runs.
 
-Three deployments make an application:
+A fleet has three kinds of actors, in an application with the fronts and one for each group of models:
 
-- `models` (one for each group of models): each replica is a `stubserve serve` of its own, with HTTP and gRPC.
-- `front`: at most one a node, with the address of all. An HAProxy sends each request to a replica; what concerns all
+- A replica of a group is a `stubserve serve` of its own, with HTTP and gRPC.
+- A front, at most one a node, has the address of all. An HAProxy sends each request to a replica; what concerns all
   replicas (loads, statistics, settings) it sends to `everyone`, which asks each of them.
-- `directory`: one actor that knows which replicas there are, and which models were loaded by request.
+- The directory is one actor that knows which replicas there are, and which models were loaded by request.
 
 What it guarantees: a request that a replica may have begun is never sent again. A sequence stays with its replica, also
 while replicas come and leave; if that replica dies, the next request is refused, never answered from a fresh state.

@@ -17,29 +17,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from stubserve.fleet import child
+from stubserve.fleet.asking import GRPC_SERVICE
 from stubserve.fleet.directory import Fleet
 
-# PR_SET_PDEATHSIG: killed with the thread that started it, and its worker ends with it. Or that thread is gone already.
-_CHILD = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
-    "os.getppid() == int(sys.argv[1]) and os.execv(sys.argv[2], sys.argv[2:])"
-)
 _LEAVES = " weight 0"
 _PATIENCE_S = 10.0
 _CHECK = "check inter 500ms fall 3 rise 1 on-marked-down shutdown-sessions"
-_SERVICE = "/inference.GRPCInferenceService/"
 
 # The id of a request's sequence, from the beginning of its body; "" without one. A map's entry of protobuf is the key
 # (field 1) and the InferParameter (field 2), which has an int64 (field 2), a string (field 3) or a uint64 (field 5).
@@ -214,9 +207,8 @@ class Balancer:
             worker = self._worker()
             self._process.send_signal(signal.SIGUSR2)
         else:
-            started = threading.Event()
-            threading.Thread(target=self._run, args=(me, file, started), name="haproxy", daemon=True).start()
-            started.wait()
+            # Its worker ends with it.
+            self._process = child.start([self._program, "-W", "-L", me, "-f", str(file)], signal.SIGKILL)
         deadline = time.monotonic() + _PATIENCE_S
         while self._worker() in ("", worker):
             if not self.lives or time.monotonic() > deadline:
@@ -274,8 +266,8 @@ class Balancer:
         """The text of haproxy.cfg. `sequence_groups` are those with models that have sequences."""
         # Any group says of a model that nobody has that it is unknown.
         first = fleet.group_of("") or next(iter(fleet.groups))
-        names = {"folder": self._folder, "first": _word(first), "service": _SERVICE}
-        infer_http, infer_grpc = "path_end /infer", f"path {_SERVICE}ModelInfer"
+        names = {"folder": self._folder, "first": _word(first), "service": GRPC_SERVICE}
+        infer_http, infer_grpc = "path_end /infer", f"path {GRPC_SERVICE}ModelInfer"
         ready = "".join(f" {{ nbsrv(http_{_word(group)}) gt 0 }}" for group in fleet.groups)
         several, group_of_model = len(fleet.groups) > 1, f"var(txn.model),map({self._folder}/groups.map)"
         parts = [
@@ -302,12 +294,6 @@ class Balancer:
                     if name.startswith(f"{backend}/"):
                         parts.append(f"    server {name.rpartition('/')[2]} {rest}\n")
         return "".join(parts)
-
-    def _run(self, me: str, file: Path, started: threading.Event) -> None:
-        command = [sys.executable, "-c", _CHILD, str(os.getpid()), self._program, "-W", "-L", me, "-f", str(file)]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        started.set()
-        self._process.wait()
 
 
 def _sequence_groups(fleet: Fleet) -> set[str]:

@@ -1,8 +1,7 @@
 """A replica of a group of models: `stubserve serve` as a child of Ray's actor, and what Ray and the fronts know of it.
 
 The server is the one of every other installation, with ports of its own on this node. It ends with its actor, however
-that ends: a thread of the actor starts it and lives as long as the actor, and the kernel ends the server with that
-thread (PR_SET_PDEATHSIG).
+that ends (`child`).
 
 To leave, a replica first says so: fronts then send it only requests of sequences that it has. After `drain_s` (2 s
 where no model has sequences) it is not listed any more, and its server ends as on any SIGTERM.
@@ -14,17 +13,15 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import re
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 import uuid
 from dataclasses import replace
 
+from stubserve.fleet import child
 from stubserve.fleet.asking import Reply, ask, ask_for
 from stubserve.fleet.demand import Demand
 from stubserve.fleet.directory import Change, Member, Told
@@ -37,18 +34,13 @@ _ANNOUNCE_S = 1.0
 _LEARN_S = 2.0
 _START_S = 600.0
 _FAILED = re.compile(r"^stubserve_instance_failed\{(.*)\} 1$", re.MULTILINE)
-# PR_SET_PDEATHSIG, then the server in the same process; unless that thread is gone already
-_CHILD = (
-    "import ctypes, os, runpy, sys; ctypes.CDLL(None).prctl(1, 15); sys.argv[0] = 'stubserve'; "
-    "os.getppid() == int(sys.argv.pop(1)) and runpy.run_module('stubserve', run_name='__main__')"
-)
 
 
 class Replica:
     """Ray makes it in an actor, and calls the methods without an underscore."""
 
     async def __init__(self, group: Group) -> None:  # type: ignore[misc]  # Ray awaits
-        """Returns once the models are loaded. Raises RuntimeError with the server's last words if it ends instead."""
+        """Returns once the models are loaded. Raises RuntimeError if the server ends instead."""
         from ray import serve
 
         self._group = group
@@ -62,19 +54,18 @@ class Replica:
         self._log: dict[str, Change] = {}
         self._making: asyncio.Task[None] | None = None
         self._demand = Demand()
-        self._child = _Child(
-            [
-                "serve",
-                f"--http-address={host}",
-                f"--http-port={http_port}",
-                f"--grpc-address={host}",
-                f"--grpc-port={grpc_port}",
-                f"--metrics-address={host}",
-                f"--metrics-port={metrics_port}",
-                "--exit-delay-secs=1",
-                *group.words,
-            ]
-        )
+        words = [
+            "serve",
+            f"--http-address={host}",
+            f"--http-port={http_port}",
+            f"--grpc-address={host}",
+            f"--grpc-port={grpc_port}",
+            f"--metrics-address={host}",
+            f"--metrics-port={metrics_port}",
+            "--exit-delay-secs=1",
+            *group.words,
+        ]
+        self._process = child.start([sys.executable, "-m", "stubserve", *words], signal.SIGTERM)
         await self._until_ready()
         sequences = await self._any_sequences()
         self._member = replace(self._member, sequences=sequences)
@@ -82,7 +73,7 @@ class Replica:
 
     async def check_health(self) -> None:
         """Raises RuntimeError if the server has ended, or an instance cannot recover; Ray then replaces the replica."""
-        self._child.raise_if_ended()
+        self._raise_if_ended()
         if failed := _FAILED.findall(await self._metrics()):
             raise RuntimeError(
                 f"an instance has died too often and is not started again: {failed[0]}; its log says why"
@@ -112,7 +103,7 @@ class Replica:
     async def _until_ready(self) -> None:
         deadline = time.monotonic() + _START_S
         while (await self._ask("GET", "/v2/health/ready")).status != 200:
-            self._child.raise_if_ended()
+            self._raise_if_ended()
             if time.monotonic() > deadline:
                 self._end()
                 raise RuntimeError(f"the models are not ready after {_START_S:.0f} s")
@@ -168,41 +159,16 @@ class Replica:
         reply = await ask(self._member.host, self._member.metrics_port, "GET", "/metrics", timeout_s=5.0)
         return reply.body.decode() if reply.status == 200 else ""
 
-    async def _ask(self, method: str, path: str, body: bytes | None = None, timeout_s: float = 5.0) -> Reply:
-        return await ask(self._member.host, self._member.http_port, method, path, body, timeout_s=timeout_s)
+    async def _ask(self, method: str, path: str, body: bytes | None = None) -> Reply:
+        return await ask(self._member.host, self._member.http_port, method, path, body, timeout_s=5.0)
+
+    def _raise_if_ended(self) -> None:
+        if self._process.poll() is not None:
+            raise RuntimeError(f"`stubserve serve` ended with {self._process.returncode}; its log says why")
 
     def _end(self) -> None:
-        self._child.end()
-
-
-class _Child:
-    """A process of the server, started and awaited by a thread of its own."""
-
-    def __init__(self, words: list[str]) -> None:
-        self._words = words
-        self._started = threading.Event()
-        self._process: subprocess.Popen[bytes]
-        threading.Thread(target=self._run, name="stubserve", daemon=True).start()
-        self._started.wait()
-
-    def raise_if_ended(self) -> None:
-        if self._process.poll() is not None:
-            raise RuntimeError(
-                f"`stubserve {' '.join(self._words)}` ended with {self._process.returncode}; its log says why"
-            )
-
-    def end(self) -> None:
-        """Ends it as SIGTERM does, and returns when it has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-        self._process.wait()
-
-    def _run(self) -> None:
-        # Its log goes where the actor's output goes
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(os.getpid()), *self._words], stdin=subprocess.DEVNULL
-        )
-        self._started.set()
+        """Ends the server as SIGTERM does, and returns when it has ended."""
+        self._process.send_signal(signal.SIGTERM)
         self._process.wait()
 
 
