@@ -13,6 +13,8 @@ import pytest
 SOURCES = Path(__file__).parent / "stub" / "device" / "emulator"
 # The directions in which the emulator counts bytes
 UP, DOWN, WITHIN, PEER, STAGED = range(5)
+# Bytes that went down into registered memory, and how often memory was registered
+DOWN_REGISTERED, REGISTRATIONS = 5, 6
 
 
 def compiler() -> str:

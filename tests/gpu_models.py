@@ -124,8 +124,12 @@ class GpuServing(Serving):
         """Bytes by direction, but for directions without any."""
         if not self._counters.exists():
             return {}
-        counts = struct.unpack("5Q", self._counters.read_bytes()[:40])
-        return {direction: counts[direction] for direction in (UP, DOWN, WITHIN, PEER, STAGED) if counts[direction]}
+        return {direction: count for direction in (UP, DOWN, WITHIN, PEER, STAGED) if (count := self.count(direction))}
+
+    def count(self, what: int) -> int:
+        """One of the emulator's counts."""
+        found: int = struct.unpack_from("Q", self._counters.read_bytes(), 8 * what)[0]
+        return found
 
     @contextmanager
     def copying(self) -> Iterator[dict[int, int]]:

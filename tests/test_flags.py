@@ -308,8 +308,7 @@ def test_every_flag_of_upstream_is_known(name: str) -> None:
     ("name", "value"),
     [
         ("http-thread-count", "8"),
-        ("pinned-memory-pool-byte-size", "1099511627776"),
-        ("model-load-gpu-limit", "0:0.5"),
+        ("cuda-virtual-address-size", "0:1099511627776"),
         ("host-policy", "gpu_0,cpu-cores=0-3"),
     ],
 )

@@ -14,8 +14,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.emulated_gpu import DOWN, PEER, STAGED, UP, WITHIN
-from tests.gpu_models import CALL, DECOUPLED, HOST, PASS, STREAM, TURN, UPLOAD, ZERO, GpuServing, write_gpu_model
+from tests.emulated_gpu import DOWN, DOWN_REGISTERED, PEER, REGISTRATIONS, STAGED, UP, WITHIN
+from tests.gpu_models import (
+    CALL,
+    DECOUPLED,
+    FRAMEWORK,
+    HOST,
+    PASS,
+    STREAM,
+    TURN,
+    UPLOAD,
+    ZERO,
+    GpuServing,
+    write_gpu_model,
+)
 from tests.real_server import binary_output, eventually
 from tests.server.ensembles import one, write_chain, write_ensemble
 
@@ -232,3 +244,59 @@ def chunks_of(pids: list[int]) -> set[str]:
                 if "emulated-gpu" in os.readlink(descriptor):
                     found.add(str(os.stat(descriptor).st_ino))
     return found
+
+
+def test_what_comes_down_is_pinned_once(repository: Path, tmp_path: Path) -> None:
+    """And unpinned before its memory goes back to the system, which an idle stub is asked for."""
+    write_gpu_model(repository, "upload", UPLOAD)
+    with GpuServing(repository, tmp_path, EMULATED_GPUS="1") as server:
+        server.wait_until_ready()
+        for number in range(20):
+            assert (binary_output(server.infer_array("upload", NUMBERS + number)) == NUMBERS + number).all()
+        assert server.count(DOWN_REGISTERED) == 20 * NBYTES
+        assert server.count(REGISTRATIONS) <= 3
+        # Larger than what a stub keeps warm, so each of these goes back to the system.
+        before = server.count(REGISTRATIONS)
+        for number in range(3):
+            large = np.full(20 << 20, number, np.float32)
+            assert (binary_output(server.infer_array("upload", large)) == large).all()
+        assert server.count(REGISTRATIONS) == before + 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "extra"),
+    [
+        (["--pinned-memory-pool-byte-size=0"], ""),
+        (["--pinned-memory-pool-byte-size=100000"], ""),
+        ([], "optimization { output_pinned_memory { enable: false } }"),
+    ],
+)
+def test_nothing_is_pinned_where_that_is_not_wanted(
+    repository: Path, tmp_path: Path, flags: list[str], extra: str
+) -> None:
+    write_gpu_model(repository, "upload", UPLOAD, extra=extra + "instance_group [ { kind: KIND_GPU gpus: [ 0 ] } ]")
+    with GpuServing(repository, tmp_path, *flags) as server:
+        server.wait_until_ready()
+        assert (binary_output(server.infer_array("upload", NUMBERS)) == NUMBERS).all()
+        assert server.count(REGISTRATIONS) == 0
+        assert server.count(DOWN) == NBYTES
+
+
+def test_a_gpu_that_is_too_full_takes_no_more_models(repository: Path, tmp_path: Path) -> None:
+    """Looked at after the load, as upstream; and each GPU has a limit of its own."""
+    fills = "import numpy as np\n" + FRAMEWORK.replace(
+        'self.device = int(args["model_instance_device_id"])',
+        'self.device = int(args["model_instance_device_id"])\n        self.filled = Array(self.device, (160 << 18,))',
+    )
+    for name, gpu in (("first", 0), ("second", 1)):
+        write_gpu_model(repository, name, UPLOAD, gpu=gpu, source=fills)
+    flags = ("--model-load-gpu-limit=0:0.5", "--model-load-gpu-limit=1:0.7", "--exit-on-error=false")
+    with GpuServing(repository, tmp_path, *flags, EMULATED_GPU_MEMORY=str(256 << 20)) as server:
+        eventually(lambda: server.get("/v2/models/second/ready").status == 200)
+        (refused,) = [one for one in server.request("POST", "/v2/repository/index").json() if one["name"] == "first"]
+        assert refused["state"] == "UNAVAILABLE"
+        assert (
+            "can not create model 'first_0_0': memory limit set for GPU 0 has exceeded, model loading is rejected"
+            in (refused["reason"])
+        )
+        assert "and --model-load-gpu-limit=0:0.5 allows 134217728" in refused["reason"]

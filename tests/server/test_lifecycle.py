@@ -353,13 +353,13 @@ def test_the_command_line_of_tritonserver_works(repository: Path) -> None:
         sys.executable, "-m", "stubserve", f"--model-repository={repository}", "--http-port=0", "--grpc-port=0",
         "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--strict-readiness=true", "--log-verbose=1",
         "--allow-metrics=false", "--allow-gpu-metrics=false",
-        "--backend-config=python,shm-default-byte-size=1048576", "--pinned-memory-pool-byte-size=1048576",
+        "--backend-config=python,shm-default-byte-size=1048576", "--buffer-manager-thread-count=2",
     ]  # fmt: skip
     server = Serving(repository)
     server.command = command
     with server:
         assert server.get("/v2/health/ready").status == 200
-        server.wait_for("--pinned-memory-pool-byte-size has no effect: there is no such memory pool here")
+        server.wait_for("--buffer-manager-thread-count has no effect: tensors are not copied")
         assert "Started Metrics Service" not in server.output
 
 

@@ -9,6 +9,7 @@ import signal
 from ctypes import byref, c_void_p
 
 from stubserve_stub.device.driver import DriverError, OutOfDeviceMemory
+from stubserve_stub.device.pinned import Pinned
 from stubserve_stub.device.pool import Pool, PoolFull
 from stubserve_stub.device.window import Window
 
@@ -137,6 +138,41 @@ def registered_arena(gpu: Gpu) -> str:
     return "; ".join(told)
 
 
+def pinned_blocks(gpu: Gpu) -> str:
+    """Outputs come down into a block that is pinned, goes back to the system, and is pinned anew."""
+    try:
+        import numpy  # noqa: F401  # which the arena needs, and the other rows do not
+    except ImportError:
+        raise NotTriedError("numpy is not installed") from None
+    from stubserve_stub.wire.allocator import Allocator
+    from stubserve_stub.wire.arena import Arena
+    from stubserve_stub.wire.budget import Ledger
+
+    arena = Arena.create(Ledger(64 * MIB))
+    pinned = Pinned(64 * MIB, lambda text: None)
+    arena.segment(0).before_release = pinned.unpin
+    allocator = Allocator(arena, 0, retain=0)
+    pool = Pool(gpu.device, 8 * MIB)
+    source = pool.window.address(pool.allocate(4 * MIB, "check"), 4 * MIB)
+    with gpu.stream() as stream:
+        for seed in range(8):
+            content = pattern(4 * MIB, seed)
+            gpu.write(source, content)
+            block = allocator.allocate(4 * MIB)
+            pinned.pin(gpu.device, arena.address(block), allocator.committed(block))
+            if not pinned.nbytes:
+                raise BrokenError("the driver does not pin it")
+            stream.copy_down(arena.address(block), source, len(content))
+            stream.synchronize()
+            # As the server and other stubs see it: by the file, not by the address that is pinned
+            if os.pread(arena.fd, len(content), block) != bytes(content):
+                raise BrokenError(f"round {seed}: other bytes")
+            allocator.free(block)
+            if pinned.nbytes:
+                raise BrokenError("it is pinned although its pages are gone")
+    return "8 rounds of 4 MiB; between them the pages were given back"
+
+
 def current_context(gpu: Gpu) -> str:
     """What a model has made current stays so; here, that nothing is."""
     gpu.device.free_memory()
@@ -180,6 +216,7 @@ ROWS = [
     Row("over the limit the error says what holds the memory", limit),
     Row("events order the work of two streams", events),
     Row("parts of the arena can be registered", registered_arena),
+    Row("outputs come down into pinned blocks", pinned_blocks),
     Row("a call leaves the context that the model has made current", current_context),
     Row("a host that reads device memory is ended", host_touches),
     Row("bytes go from one device to another", between_devices),

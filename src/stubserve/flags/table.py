@@ -73,6 +73,10 @@ stub-new-privileges = stub_new_privileges: Let what models start gain privileges
 environment-cache = environment_cache: Where archives of environments are extracted (~/.cache/stubserve/environments).
 cuda-memory-pool-byte-size = gpu_pools: <GPU>:<bytes>: the most memory of a GPU that the tensors of one stub may take,
     where that is not all; 0: all.
+pinned-memory-pool-byte-size = pinned_memory: The most host memory that each stub pins for copies from GPUs, in bytes;
+    0 for none (268435456).
+model-load-gpu-limit = gpu_load_limits: <GPU>:<fraction>: loads on this GPU fail if more of its memory is in use after
+    them.
 enable-peer-access = peer_access: Copy tensors from one GPU to another directly, where the GPUs can (true).
 check-outputs = check_outputs: Compare outputs of Python models with their configuration: never, first (answers of
     each instance), always, or refuse, which answers wrong ones with an error (first).
@@ -215,6 +219,8 @@ _VALUES: dict[str, Callable[[str], Any]] = {
     "stub-sandbox": values.parse_sandbox,
     "stub-env": values.parse_variable,
     "cuda-memory-pool-byte-size": values.parse_gpu_pool,
+    "pinned-memory-pool-byte-size": values.parse_long,
+    "model-load-gpu-limit": values.parse_gpu_fraction,
     "http-cors-origin": values.parse_origin,
     "http-restricted-api": values.restricted("--http-restricted-api", "api"),
     "grpc-restricted-protocol": values.restricted("--grpc-restricted-protocol", "protocol"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stubserve.errors import UsageError
-from stubserve.flags.values import parse_bool, parse_count, parse_fraction, parse_int, parse_long, parse_pair
+from stubserve.flags.values import parse_bool, parse_count, parse_int, parse_long, parse_pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,6 @@ def _check_device_bytes(text: str) -> None:
     parse_long(size)
 
 
-def _check_device_fraction(text: str) -> None:
-    device, fraction = parse_pair(text)
-    parse_int(device)
-    parse_fraction(fraction)
-
-
 def _check_host_policy(text: str) -> None:
     policy, comma, assignment = text.partition(",")
     setting, equals, value = assignment.partition("=")
@@ -45,8 +39,6 @@ def _check_host_policy(text: str) -> None:
         )
 
 
-_NO_POOL = "there is no such memory pool here"
-_NO_GPU = "the server itself touches no GPU; what a model takes of one is for its framework to limit"
 _ONE_LOOP = "HTTP is served by one event loop, not by a pool of threads"
 
 UNNEEDED = {
@@ -57,10 +49,10 @@ UNNEEDED = {
     "grpc-infer-thread-count": Unneeded("gRPC is served by one event loop, not by a pool of threads", parse_int),
     "grpc-infer-allocation-pool-size": Unneeded("requests and responses are not pooled here", parse_int),
     "grpc-max-response-pool-size": Unneeded("how much waits for a slow reader is bounded by its bytes here", parse_int),
-    "pinned-memory-pool-byte-size": Unneeded(_NO_POOL, parse_long),
-    "cuda-virtual-address-size": Unneeded(_NO_POOL, _check_device_bytes),
+    "cuda-virtual-address-size": Unneeded(
+        "a pool has addresses for all memory that its GPU may give it", _check_device_bytes
+    ),
     "buffer-manager-thread-count": Unneeded("tensors are not copied by threads of their own here", parse_count),
-    "model-load-gpu-limit": Unneeded(_NO_GPU, _check_device_fraction),
     "host-policy": Unneeded(
         "instances are processes, which the system places; to bind them all, start the server under numactl or taskset",
         _check_host_policy,

@@ -270,6 +270,12 @@ def parse_gpu_pool(text: str) -> tuple[int, int]:
     return parse_count(gpu), parse_count(nbytes)
 
 
+def parse_gpu_fraction(text: str) -> tuple[int, float]:
+    """`<GPU>:<fraction>` as two numbers. Raises UsageError."""
+    gpu, fraction = parse_pair(text)
+    return parse_int(gpu), parse_fraction(fraction)
+
+
 def parse_rate_limit(text: str) -> str:
     """Whether instances share resources, in upper or lower case. Raises UsageError."""
     mode = text.lower()

@@ -29,12 +29,15 @@ _DATAGRAM = 256
 class GpuMemory(NamedTuple):
     """The memory of GPUs that a stub's tensors may lie on: of the first `gpus` GPUs.
 
-    `limits` are the most bytes of a pool, by GPU. `peers`: tensors may go from one GPU to another directly.
+    `limits` are the most bytes of a pool, by GPU. `peers`: tensors may go from one GPU to another directly. `pinned` is
+    how many bytes of host memory a stub may pin. `load_limits` are the parts of GPUs' memory above which a load fails.
     """
 
     gpus: int = 0
     limits: Mapping[int, int] = {}
     peers: bool = True
+    pinned: int = 0
+    load_limits: Mapping[int, float] = {}
 
 
 NO_GPU_MEMORY = GpuMemory()

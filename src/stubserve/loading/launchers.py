@@ -108,6 +108,8 @@ class Launchers:
                 max(candidate.gpus.numbers, default=-1) + 1,
                 {gpu: nbytes for gpu, nbytes in settings.gpu_pools if nbytes},
                 settings.peer_access,
+                settings.pinned_memory if config.optimization.output_pinned_memory.enable else 0,
+                dict(settings.gpu_load_limits),
             ),
         )
         return launcher, config, not missing

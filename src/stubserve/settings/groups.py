@@ -168,7 +168,8 @@ WITHHELD = tuple(map(VariableRule, _SECRETS.split()))
 class InstanceSettings:
     """What models run in, and how their stubs are kept alive. `backend_config` has (backend or "", setting, value).
 
-    `gpu_pools` has (GPU, most bytes of a stub's pool there).
+    `gpu_pools` has (GPU, most bytes of a stub's pool there). `pinned_memory` is for each stub. `gpu_load_limits`
+    has (GPU, the part of its memory that may be in use after a load).
     """
 
     backend_directory: Path = DEFAULT_BACKEND_DIRECTORY
@@ -191,6 +192,8 @@ class InstanceSettings:
     stub_env: tuple[VariableRule, ...] = ()
     gpu_pools: tuple[tuple[int, int], ...] = ()
     peer_access: bool = True
+    pinned_memory: int = 256 << 20
+    gpu_load_limits: tuple[tuple[int, float], ...] = ()
 
     def gives_terminal(self, model: str) -> bool:
         """Whether the stubs of a model have the server's terminal, for a debugger."""

@@ -29,9 +29,11 @@ import numpy as np
 
 from stubserve_stub.device import gpu as gpus
 from stubserve_stub.device.gpu import Gpu
+from stubserve_stub.device.pinned import Pinned
 from stubserve_stub.device.pool import Pool
 from stubserve_stub.device.window import Window
 from stubserve_stub.runtime.control import Control
+from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 from stubserve_stub.wire.arena import address_of
 from stubserve_stub.wire.places import DEVICE_BASE, POOL_SPAN, OnDevice
@@ -112,13 +114,16 @@ class Devices:
 
     `facts` came with the boot message: `line`, a socket to the server; `pools`, the number of the pool on GPU 0 (that
     on GPU n is n higher) and `gpus`, how many there are; `limits`, the most bytes of each pool; `peers`, whether memory
-    goes from one GPU to another directly.
+    goes from one GPU to another directly; `pinned`, the most bytes of pinned memory; `load_limits`, the part of each
+    GPU's memory above which nothing is loaded.
     """
 
     def __init__(self, facts: Mapping[str, Any], control: Control) -> None:
         self._line = socket.socket(fileno=facts["line"])
         self._first, self._count = facts["pools"], facts["gpus"]
         self._limits: Mapping[int, int] = facts["limits"]
+        self._load_limits: Mapping[int, float] = facts["load_limits"]
+        self.pinned = Pinned(facts["pinned"], self._say)
         if not facts["peers"]:
             gpus.forbid_peers()
         self._control = control
@@ -134,6 +139,26 @@ class Devices:
         self._told: List[str] = []
         self.free = self._freed.append
         control.handle("pool_gone", lambda message: self._forget(message["number"]))
+
+    def check_load(self, instance: str) -> None:
+        """Raises Refusal if its GPU has less memory left, now that an instance is loaded, than the server wants.
+
+        After the load, as upstream: it may have taken anything. The text is upstream's, too.
+        """
+        number = self.home
+        limit = None if number is None else self._load_limits.get(number)
+        if number is None or limit is None:
+            return
+        device = gpus.gpu(number).device
+        used = device.facts.memory - device.free_memory()
+        if used > limit * device.facts.memory:
+            raise Refusal(
+                "can not create model '{}': memory limit set for GPU {} has exceeded, model loading is rejected. It "
+                "has {} of its {} bytes in use, and --model-load-gpu-limit={}:{} allows {}".format(
+                    instance, number, used, device.facts.memory, number, limit, int(limit * device.facts.memory)
+                ),
+                codes.UNAVAILABLE,
+            )
 
     # Memory that the stub was given
 

@@ -109,9 +109,12 @@ class MainLoop:
                 break
         self._host.instance = order["instance"]
         with self._reporting("initialize"):
-            backend.instance_initialize(
-                InstanceSetup(order["instance"], order["arguments"], order["outputs"], order["decoupled"])
-            )
+            name, arguments, devices = order["instance"], order["arguments"], self._channel.devices
+            if devices is not None and arguments["model_instance_kind"] == "GPU":
+                devices.home = int(arguments["model_instance_device_id"])
+            backend.instance_initialize(InstanceSetup(name, arguments, order["outputs"], order["decoupled"]))
+            if devices is not None:
+                devices.check_load(name)
         self._control.handle("cancel", self._on_cancel)
         self._control.handle("is_ready", self._on_is_ready)
         self._channel.set_health(IDLE)

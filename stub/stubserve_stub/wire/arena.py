@@ -20,7 +20,7 @@ import errno
 import fcntl
 import mmap
 import os
-from typing import Any, Dict
+from typing import Any, Callable, Dict, Optional
 
 import numpy as np
 
@@ -63,6 +63,8 @@ class Segment:
         self.parent_words = self._words(layout.PARENT_WORDS)
         self.stub_words = self._words(layout.STUB_WORDS)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        # Is told the address and size of pages before they go back to the system
+        self.before_release: Optional[Callable[[int, int], None]] = None
 
     def ring(self, start: int) -> memoryview:
         """The records of the ring at `start` of the layout."""
@@ -80,10 +82,12 @@ class Segment:
         Takes about 80 µs for a megabyte; other threads may run meanwhile. But all segments are one file, and the kernel
         gives back one part of a file at a time. So this goes by small parts: the event loop waits for one of them only.
         """
+        start = self.address + offset - self.start
+        if self.before_release is not None:
+            self.before_release(start, nbytes)
         part = max(_LEAST_PART, nbytes // _MOST_PARTS // layout.PAGE * layout.PAGE)
         for at in range(0, nbytes, part):
-            address = self.address + offset - self.start + at
-            if _madvise(address, min(part, nbytes - at), mmap.MADV_REMOVE):
+            if _madvise(start + at, min(part, nbytes - at), mmap.MADV_REMOVE):
                 number = ctypes.get_errno()
                 raise OSError(number, os.strerror(number))
 

@@ -82,8 +82,6 @@ class PythonBackend(Backend):
             from stubserve_stub.api import device_tensors  # not at the top: only servers with GPUs need it
 
             use_devices(device_tensors.from_dlpack)
-            if instance.arguments["model_instance_kind"] == "GPU":
-                host.channel.devices.home = int(instance.arguments["model_instance_device_id"])
         self._model.initialize(instance.arguments)
         self.checks_readiness = self._model.checks_readiness
         host.channel.on_poke = self._report_dropped

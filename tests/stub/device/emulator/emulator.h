@@ -8,6 +8,7 @@
  *   allow, as soon as it can; EMULATED_SEED changes the order.
  * - A copy reads registered host memory when it runs, and finds its device addresses then. So host memory that is used
  *   again too early, and device memory that is unmapped too early, show.
+ * - Registered host memory is locked, so nobody can give its pages back to the system.
  * - Memory crosses processes only as a descriptor, or by a handle that names a process which still lives.
  * - Functions are found by cuGetProcAddress alone, and only in the version of their form that is written here.
  *
@@ -34,8 +35,9 @@
 #define MAX_DEVICES 8
 #define GRANULARITY ((size_t)2 << 20)
 
-/* Where bytes went: up to a device, down to the host, within a device, between devices, between devices by the host. */
-enum { UP, DOWN, WITHIN, PEER, STAGED, DIRECTIONS };
+/* Where bytes went: up to a device, down to the host, within a device, between devices, between devices by the host.
+ * Besides: the bytes that went down into registered memory, and how often host memory was registered. */
+enum { UP, DOWN, WITHIN, PEER, STAGED, DOWN_REGISTERED, REGISTRATIONS, COUNTS };
 
 struct CUctx_st {
     int device;
@@ -66,12 +68,14 @@ CUresult enter_context(const char *function, int *device);
 CUresult leave(CUresult result);
 bool known_device(int device);
 void lose(int device, int error);
-void count_bytes(int direction, size_t nbytes);
+void count_bytes(int what, size_t nbytes);
 
 /* Copies between a buffer and device memory as `device` sees it. False where that is not all mapped and accessible. */
 bool access_memory(CUdeviceptr address, size_t nbytes, int device, void *buffer, bool write);
 bool accessible(CUdeviceptr address, size_t nbytes, int device);
 bool is_registered(const void *host, size_t nbytes);
+/* Whether only a part of it is: no copy may lead there. */
+bool is_partly_registered(const void *host, size_t nbytes);
 
 #define LIVE_KINDS(entry) entry(handles) entry(ranges) entry(mappings) entry(registrations) entry(streams) entry(events)
 #define DECLARE(kind) extern int live_##kind;

@@ -100,8 +100,8 @@ void lose(int device, int error) {
     pthread_cond_broadcast(&changed);
 }
 
-void count_bytes(int direction, size_t nbytes) {
-    if (counters) __atomic_fetch_add(&counters[direction], nbytes, __ATOMIC_RELAXED);
+void count_bytes(int what, size_t nbytes) {
+    if (counters) __atomic_fetch_add(&counters[what], nbytes, __ATOMIC_RELAXED);
 }
 
 /* ---- The driver ---- */
@@ -123,8 +123,8 @@ CUresult cuInit(unsigned int flags) {
     for (int device = 0; device < machine.count; device++) machine.contexts[device].device = device;
     const char *path = getenv("EMULATED_COUNTERS");
     int fd = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : memfd_create("counters", MFD_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, sizeof(uint64_t) * DIRECTIONS)) return leave(CUDA_ERROR_UNKNOWN);
-    counters = mmap(NULL, sizeof(uint64_t) * DIRECTIONS, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd < 0 || ftruncate(fd, sizeof(uint64_t) * COUNTS)) return leave(CUDA_ERROR_UNKNOWN);
+    counters = mmap(NULL, sizeof(uint64_t) * COUNTS, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (counters == MAP_FAILED) return leave(CUDA_ERROR_UNKNOWN);
     machine.pid = getpid();

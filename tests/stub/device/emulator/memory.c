@@ -48,6 +48,7 @@ typedef struct Registration {
     struct Registration *next;
     uintptr_t start;
     size_t size;
+    bool locked;
 } Registration;
 
 static Handle *handles;
@@ -382,9 +383,12 @@ CUresult cuMemHostRegister(void *host, size_t size, unsigned int flags) {
             result = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     if (result) return leave(result);
     Registration *registration = malloc(sizeof *registration);
-    *registration = (Registration){registrations, (uintptr_t)host, size};
+    *registration = (Registration){registrations, (uintptr_t)host, size, false};
     registrations = registration;
     live_registrations++;
+    /* The driver keeps the pages. Pages that are locked cannot be given back either: madvise says EINVAL. */
+    registration->locked = !mlock(host, size);
+    count_bytes(REGISTRATIONS, 1);
     return leave(CUDA_SUCCESS);
 }
 
@@ -394,6 +398,7 @@ CUresult cuMemHostUnregister(void *host) {
     if (result) return leave(result);
     TAKE(Registration, registrations, one->start == (uintptr_t)host, registration)
     if (!registration) return leave(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    if (registration->locked) munlock(host, registration->size);
     free(registration);
     live_registrations--;
     return leave(CUDA_SUCCESS);
@@ -402,6 +407,13 @@ CUresult cuMemHostUnregister(void *host) {
 bool is_registered(const void *host, size_t nbytes) {
     for (Registration *one = registrations; one; one = one->next)
         if (one->start <= (uintptr_t)host && (uintptr_t)host + nbytes <= one->start + one->size) return true;
+    return false;
+}
+
+bool is_partly_registered(const void *host, size_t nbytes) {
+    for (Registration *one = registrations; one; one = one->next)
+        if (one->start < (uintptr_t)host + nbytes && (uintptr_t)host < one->start + one->size)
+            return !is_registered(host, nbytes);
     return false;
 }
 

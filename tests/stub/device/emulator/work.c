@@ -335,8 +335,10 @@ CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t nbytes, CUst
 /* Into host memory that is not registered it returns when the bytes are there, as with a GPU. */
 CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t nbytes, CUstream stream) {
     CUresult result = enter_stream("cuMemcpyDtoHAsync", &stream);
-    if (!result && !accessible(from, nbytes, stream->device)) result = CUDA_ERROR_INVALID_VALUE;
+    if (!result && (!accessible(from, nbytes, stream->device) || is_partly_registered(to, nbytes)))
+        result = CUDA_ERROR_INVALID_VALUE;
     if (result) return leave(result);
+    if (is_registered(to, nbytes)) count_bytes(DOWN_REGISTERED, nbytes);
     add(stream, (Operation){.kind = COPY, .direction = DOWN, .down_to = to, .from = from,
                             .from_device = stream->device, .nbytes = nbytes});
     return leave(is_registered(to, nbytes) ? CUDA_SUCCESS : wait_for(stream, stream->device, NULL, 0));
