@@ -129,8 +129,8 @@ class Channel:
         """Lets tensors lie in memory of GPUs from now on."""
         self.devices = devices
         self.memory.free_on_device = devices.free
-        self.memory.pinned = devices.pinned
-        self.arena.segment(self.arena.own).before_release = devices.pinned.unpin
+        self.memory.pin = devices.pin
+        self.arena.segment(self.arena.own).before_release = devices.unpin
 
     def place_device(self, memory: DeviceMemory, stays: bool, holder: str) -> Place:
         """The place of a copy of memory of a GPU: there if it `stays`, else on the host. Raises ArenaFull, DriverError.

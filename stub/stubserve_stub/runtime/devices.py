@@ -123,7 +123,8 @@ class Devices:
         self._first, self._count = facts["pools"], facts["gpus"]
         self._limits: Mapping[int, int] = facts["limits"]
         self._load_limits: Mapping[int, float] = facts["load_limits"]
-        self.pinned = Pinned(facts["pinned"], self._say)
+        self._pinned = Pinned(facts["pinned"], self._say)
+        self.unpin = self._pinned.unpin
         if not facts["peers"]:
             gpus.forbid_peers()
         self._control = control
@@ -200,6 +201,10 @@ class Devices:
         if copy.nbytes:
             copy.gpu.fill_from_host(copy.address, address_of(host), copy.nbytes)
         return copy
+
+    def pin(self, memory: DeviceMemory, address: int, nbytes: int) -> None:
+        """Pins a block of the stub's own segment that some memory is about to be copied to."""
+        self._pinned.pin(memory.gpu.device, address, nbytes)
 
     def finish(self) -> None:
         """Waits for all work of this process on its GPUs, so that memory may be released."""

@@ -18,8 +18,6 @@ from stubserve_stub.wire.places import DEVICE_BASE, InArena, InRegion, OnDevice,
 from stubserve_stub.wire.stub_arena import StubArena
 
 if TYPE_CHECKING:
-    from stubserve_stub.device.pinned import Pinned
-
     # These import msgpack, which is missing where only the public module is wanted.
     from stubserve_stub.runtime.control import Control
     from stubserve_stub.runtime.devices import DeviceMemory
@@ -122,8 +120,8 @@ class OutputMemory:
         self._control: Optional[Control] = None
         # Takes back blocks in pools of GPU memory, by their offsets; there are none before it is set
         self.free_on_device: Callable[[int], None] = lambda offset: None
-        # Blocks that GPUs copy to; None on a server without GPUs
-        self.pinned: Optional[Pinned] = None
+        # Is told of a block (address and size) that a GPU is about to copy to
+        self.pin: Callable[[DeviceMemory, int, int], None] = lambda memory, address, nbytes: None
         # One thread asks at a time; the answers of the server
         self._asking = threading.Lock()
         self._answers: "queue.SimpleQueue[Dict[str, Any]]" = queue.SimpleQueue()
@@ -155,8 +153,7 @@ class OutputMemory:
         offset = self.reserve(memory.nbytes)
         try:
             address = self._arena.address(offset)
-            if self.pinned is not None:
-                self.pinned.pin(memory.gpu.device, address, self._allocator.committed(offset))
+            self.pin(memory, address, self._allocator.committed(offset))
             memory.copy_to_host(address)
         except BaseException:
             self.free([offset])

@@ -61,6 +61,7 @@ class Channel:
         # How many bytes a message may have
         self.room = 10_000
         self.is_sending = False
+        self.devices = None
 
     @property
     @contextlib.contextmanager
