@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stubserve_stub.backends.contract import Contract, needs_completion, validate
 from stubserve_stub.backends.llamacpp import options as llamacpp_options
 from stubserve_stub.backends.loading import TensorInfo, dims_of, lacks
 from stubserve_stub.backends.onnxruntime import file as onnx_file
-from stubserve_stub.backends.onnxruntime.contract import Contract, needs_completion, validate
 from stubserve_stub.backends.onnxruntime.file import CutOff, fields
 from stubserve_stub.backends.onnxruntime.session import find_file, options_of
 from stubserve_stub.backends.pytorch import file as torch_file

@@ -10,10 +10,11 @@ import json
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from stubserve_stub.backends.base import InstanceSetup, ModelFiles
+from stubserve_stub.backends.contract import Contract, complete, needs_completion, validate
 from stubserve_stub.backends.gather import Gatherer
 from stubserve_stub.backends.loading import Parameters, import_package
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
-from stubserve_stub.backends.onnxruntime.contract import Contract, complete, contract_of, needs_completion, validate
+from stubserve_stub.backends.onnxruntime.contract import contract_of
 from stubserve_stub.backends.onnxruntime.execution import Execution
 from stubserve_stub.backends.onnxruntime.session import OnnxOptions, find_file, open_session, options_of, run_options
 from stubserve_stub.backends.ragged import RaggedBatches

@@ -27,10 +27,11 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
+from stubserve_stub.backends.contract import Contract
 from stubserve_stub.backends.gather import Gathered
 from stubserve_stub.backends.loading import TensorInfo
 from stubserve_stub.backends.native import InputView, NativeOutput
-from stubserve_stub.backends.onnxruntime.contract import ELEMENT_TYPES, Contract
+from stubserve_stub.backends.onnxruntime.contract import ELEMENT_TYPES
 from stubserve_stub.backends.onnxruntime.session import explain
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.arena import address_of
