@@ -193,6 +193,7 @@ FILE_CHECKS = {
     "onnxruntime": FileCheck(
         "onnxruntime", "onnxruntime", lambda config: options_of(config, {}, _ALL_PROVIDERS), onnx_problems
     ),
+    "tensorrt": FileCheck("tensorrt", "tensorrt", lambda config: None),
     "pytorch": FileCheck("torch", "pytorch", torch_options.options_of, torch_problems),
     "llamacpp": FileCheck("xllamacpp", "llamacpp", llamacpp_options.validate, llamacpp_problems),
     "tracking": FileCheck("scipy", "tracking", check_tracking),

@@ -10,6 +10,8 @@ from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
 CORRELATION_ID_CONTROL = "CONTROL_SEQUENCE_CORRID"
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
+# Backends that compute on GPUs only
+_ON_GPUS = ("tensorrt",)
 
 
 class TensorSignature:
@@ -96,7 +98,7 @@ class Signature:
         self.labels: dict[str, list[str]] = {}
         self.correlation_control = _correlation_control(config)
         # Whether the model is given inputs in memory of a GPU as they are
-        self.takes_devices: bool = (
+        self.takes_devices: bool = config.backend in _ON_GPUS or (
             _FORCE_CPU in config.parameters and config.parameters[_FORCE_CPU].string_value == "no"
         )
         # Whether a cache may keep its answers

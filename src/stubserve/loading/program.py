@@ -27,7 +27,7 @@ from stubserve.instances.launcher import Program
 
 _RUNTIME = "model.py"
 # The backends for which a batch is one tensor; with others these fields have no effect in Triton either
-_GATHERING = ("onnxruntime", "pytorch")
+_GATHERING = ("onnxruntime", "pytorch", "tensorrt")
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 

@@ -26,10 +26,10 @@ _GROUP = model_config_pb2.ModelInstanceGroup
 # Backends that get two instances on a CPU in upstream when the configuration gives no count.
 _TWO_ON_CPU = frozenset({"tensorflow", "onnxruntime"})
 
-# Models in Python may use a GPU by themselves. Those of onnxruntime and torch run on one where they ask for it, because
-# their packages for CPUs are common. The other backends run on CPUs.
+# Models in Python may use a GPU by themselves, and plans run on nothing else. Those of onnxruntime and torch run on one
+# where they ask for it, because their packages for CPUs are common. The other backends run on CPUs.
 _WHEN_ASKED = frozenset({"onnxruntime", "pytorch"})
-_ON_CPUS_ONLY = frozenset(BUILT_IN) - {PYTHON} - _WHEN_ASKED
+_ON_CPUS_ONLY = frozenset(BUILT_IN) - {PYTHON, "tensorrt"} - _WHEN_ASKED
 
 _LIBTORCH = "pytorch_libtorch"
 _LIBTORCH_ALIAS = "libtorch"

@@ -66,14 +66,15 @@ def _tell(interval_s: float) -> None:
         import pynvml
     except ImportError:
         sys.exit("nvidia-ml-py is not installed; pip install 'stubserve[gpu-metrics]'")
-    gone = threading.Event()
-    threading.Thread(target=_wait_for_end_of_input, args=[gone], daemon=True).start()
     try:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
         uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
     except pynvml.NVMLError as error:
         sys.exit(f"NVML: {error}")
+    # Not before: a thread that reads is in the way of an exit with a reason.
+    gone = threading.Event()
+    threading.Thread(target=_wait_for_end_of_input, args=[gone], daemon=True).start()
     energies: dict[str, float] = {}
     while not gone.is_set():
         told = {uuid: _values(pynvml, handle) for uuid, handle in zip(uuids, handles, strict=True)}

@@ -13,13 +13,14 @@ BUILT_IN = {
     "repeat": ("stubserve_stub.backends.repeat", "RepeatBackend"),
     "square": ("stubserve_stub.backends.repeat", "SquareBackend"),
     "onnxruntime": ("stubserve_stub.backends.onnxruntime.backend", "OnnxRuntimeBackend"),
+    "tensorrt": ("stubserve_stub.backends.tensorrt.backend", "TensorRtBackend"),
     "pytorch": ("stubserve_stub.backends.pytorch.backend", "PyTorchBackend"),
     "llamacpp": ("stubserve_stub.backends.llamacpp.backend", "LlamaCppBackend"),
     "tracking": ("stubserve_stub.backends.tracking.backend", "TrackingBackend"),
     "video": ("stubserve_stub.backends.video.backend", "VideoBackend"),
 }
 # Those that run in the environment that a model names, because their packages are there
-IN_ENVIRONMENTS = frozenset({PYTHON, "onnxruntime", "pytorch", "llamacpp", "tracking", "video"})
+IN_ENVIRONMENTS = frozenset({PYTHON, "onnxruntime", "tensorrt", "pytorch", "llamacpp", "tracking", "video"})
 
 # Those for which `runtime: "model.py"` means something: in Triton they have a model.py beside the library
 WITH_PYTHON_RUNTIME = frozenset({"pytorch"})

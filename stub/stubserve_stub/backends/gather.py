@@ -172,7 +172,7 @@ class Gatherer:
     def _joined(self, views: Sequence[InputView]) -> InputView:
         """One input of several requests, copied once; that of one request as it is, if it is aligned."""
         name, datatype = views[0].name, views[0].datatype
-        shape = _joined_shape(views)
+        shape = joined_shape(views)
         memories = [view.memory for view in views]
         if len(views) == 1:
             (view,) = views
@@ -208,7 +208,7 @@ class Gatherer:
                 mistakes[index] = Refusal(text, codes.INVALID_ARG)
             except Exception as error:
                 mistakes[index] = Refusal(f"input '{name}': {error}", codes.INVALID_ARG)
-        return InputView(name, datatype, _joined_shape(views), bytes_tensor.object_array(texts))
+        return InputView(name, datatype, joined_shape(views), bytes_tensor.object_array(texts))
 
     def _misfit(self, requests: Sequence[NativeRequest], output: NativeOutput, rows: int) -> str:
         given = ", ".join(f"{view.name} {list(view.shape)}" for one in requests for view in one.inputs.values())
@@ -234,7 +234,7 @@ def _among_zeros(memories: Sequence[Any], nbytes: int) -> Any:
     return joined
 
 
-def _joined_shape(views: Sequence[InputView]) -> Sequence[int]:
+def joined_shape(views: Sequence[InputView]) -> Sequence[int]:
     """The shape of one input of these requests, with the rows of all."""
     shape = views[0].shape
     return shape if len(views) == 1 else (sum([view.shape[0] for view in views]), *shape[1:])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Collection, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -29,6 +29,10 @@ from stubserve_stub.wire.arena import ArenaFull, bottom_of
 from stubserve_stub.wire.messages import Entry, WireRequest
 from stubserve_stub.wire.options import RequestOptions
 from stubserve_stub.wire.places import LIST, ZEROS, zeros
+
+if TYPE_CHECKING:
+    # Only servers with GPUs need it.
+    from stubserve_stub.runtime.devices import DeviceMemory
 
 
 class InputView(NamedTuple):
@@ -103,11 +107,14 @@ class NativeBackend(Backend):
         """The response to each request. An exception is the answer to all of them."""
         raise NotImplementedError
 
-    def room(self, nbytes: int) -> Optional[np.ndarray]:
-        """Memory (uint8) for outputs of the current batch, which are sent from there; None if there is no room."""
+    def room(self, nbytes: int, source: Optional[DeviceMemory] = None) -> Optional[np.ndarray]:
+        """Memory (uint8) for outputs of the current batch, which are sent from there; None if there is no room.
+
+        `source` is what they come down from, if that is a GPU.
+        """
         assert self._batch is not None, "only `compute` may ask"
         try:
-            return self._batch.reserve(nbytes)
+            return self._batch.reserve(nbytes, source)
         except ArenaFull:
             return None  # a copy for each request may still fit, and if not, only that request fails
 
@@ -118,12 +125,12 @@ class NativeBackend(Backend):
         else:
             responses = self._compute(batch, requests)
         assert len(responses) == len(requests), "one response for each request"
-        given = iter(responses)
+        given = zip(requests, responses)
         entries: List[Entry] = []
         try:
             for wire in batch.requests:
                 # Not a comprehension: when one entry fails, those before it have to be known.
-                entries.append(None if wire is None else _entry(next(given), batch, len(entries)))
+                entries.append(None if wire is None else self.entry(*next(given), batch, len(entries)))
         except BaseException:
             batch.take_back(entries)
             raise
@@ -156,23 +163,30 @@ class NativeBackend(Backend):
         inputs = {}
         for wire_input in wire_inputs:
             name, datatype, shape, place = wire_input
-            memory = place if type(place) is bytes else _view(name, place, batch, self.writes_inputs)
+            memory = place if type(place) is bytes else self.input_memory(name, place, batch)
             inputs[name] = InputView(name, datatype, shape, memory)
         rows = wire_inputs[0][2][0] if self._batches and wire_inputs else 1
         return NativeRequest(inputs, self.instance.outputs if requested is None else requested, rows)
 
+    def input_memory(self, name: str, place: Any, batch: Batch) -> Any:
+        """The memory of an input that is not in the message, as `compute` has it. Raises Refusal."""
+        if isinstance(place, np.ndarray):
+            return place
+        if place[0] == LIST:
+            return strings.join(list(place[1]))
+        if place[0] == ZEROS:
+            return zeros(place[1])
+        offset, view = batch.input(name, place, self.writes_inputs)
+        array = np.frombuffer(view, np.uint8)
+        batch.watch(offset, weakref.ref(bottom_of(array)))
+        return array
 
-def _view(name: str, place: Any, batch: Batch, writable: bool) -> Any:
-    if isinstance(place, np.ndarray):
-        return place
-    if place[0] == LIST:
-        return strings.join(list(place[1]))
-    if place[0] == ZEROS:
-        return zeros(place[1])
-    offset, view = batch.input(name, place, writable)
-    array = np.frombuffer(view, np.uint8)
-    batch.watch(offset, weakref.ref(bottom_of(array)))
-    return array
+    def entry(self, request: NativeRequest, response: NativeResponse, batch: Batch, slot: int) -> Entry:
+        """What the batch's RESULT has for a request."""
+        if response.error:
+            return failed(response.error, response.code)
+        in_regions = None if batch.regions is None else batch.regions.writer(slot)
+        return response_of(response.outputs, response.parameters, batch, in_regions)
 
 
 def _with_states(request: NativeRequest, update: StateUpdate, states: States) -> NativeRequest:
@@ -198,10 +212,3 @@ def _without_states(
     except (Refusal, ArenaFull) as error:
         return NativeResponse(error=str(error), code=error.code)
     return response._replace(outputs=[output for output in response.outputs if output.name in request.outputs])
-
-
-def _entry(response: NativeResponse, batch: Batch, slot: int) -> Entry:
-    if response.error:
-        return failed(response.error, response.code)
-    in_regions = None if batch.regions is None else batch.regions.writer(slot)
-    return response_of(response.outputs, response.parameters, batch, in_regions)

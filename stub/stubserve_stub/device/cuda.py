@@ -14,10 +14,11 @@ All errors are a DriverError. Methods may be called from any thread.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from ctypes import byref, c_int, c_size_t, c_ulonglong, c_void_p
-from typing import Any, List, Sequence
+from typing import Any, Iterator, List, Sequence
 
 from stubserve_stub.device import cuda_functions as functions
 from stubserve_stub.device.driver import DeviceFacts, DriverError
@@ -114,6 +115,15 @@ class Device:
         self.driver.call("cuCtxPushCurrent", self.context)
         try:
             return self.driver.status(name, *arguments)
+        finally:
+            self.driver.status("cuCtxPopCurrent", byref(c_void_p()))
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Makes this the current device of the thread meanwhile, for libraries that ask CUDA which one that is."""
+        self.driver.call("cuCtxPushCurrent", self.context)
+        try:
+            yield
         finally:
             self.driver.status("cuCtxPopCurrent", byref(c_void_p()))
 

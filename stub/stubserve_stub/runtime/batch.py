@@ -154,12 +154,12 @@ class Batch:
         """The input at `offset` is used beyond this batch; others say when that ends."""
         self._lent.append(offset)
 
-    def reserve(self, nbytes: int) -> "np.ndarray[Any, Any]":
+    def reserve(self, nbytes: int, source: Optional[DeviceMemory] = None) -> "np.ndarray[Any, Any]":
         """Room for outputs, as an array of uint8, until the batch's result is sent. Raises ArenaFull.
 
         Parts that are no outputs are free then; outputs are free when they have been read.
         """
-        offset = self._channel.memory.reserve(nbytes)
+        offset = self._channel.memory.reserve(nbytes, source)
         arena = self._channel.arena
         self._rooms.append(_Room(arena.address(offset), nbytes, offset))
         return np.frombuffer(arena.view(offset, nbytes), np.uint8)

@@ -191,13 +191,13 @@ class Devices:
     def copied(self, memory: DeviceMemory, number: int) -> DeviceMemory:
         """A copy on a GPU that is the model's own. Raises PoolFull, DriverError."""
         memory.wait()
-        copy = self._own(number, memory.nbytes, "a copy for its model")
+        copy = self.own(number, memory.nbytes, "a copy for its model")
         copy.gpu.fill(copy.address, memory.address, memory.nbytes, memory.gpu)
         return copy
 
     def uploaded(self, host: Any, number: int) -> DeviceMemory:
         """A copy of bytes of the host on a GPU that is the model's own. Raises PoolFull, DriverError."""
-        copy = self._own(number, len(host), "a copy for its model")
+        copy = self.own(number, len(host), "a copy for its model")
         if copy.nbytes:
             copy.gpu.fill_from_host(copy.address, address_of(host), copy.nbytes)
         return copy
@@ -224,7 +224,11 @@ class Devices:
             raise
         return OnDevice(offset, memory.nbytes)
 
-    def _own(self, number: int, nbytes: int, holder: str) -> DeviceMemory:
+    def own(self, number: int, nbytes: int, holder: str) -> DeviceMemory:
+        """New memory on a GPU that is the stub's alone, as long as this lives. Raises PoolFull, DriverError.
+
+        `holder` is what errors call it.
+        """
         offset, address = self._allocate(number, nbytes, holder)
         return DeviceMemory(gpus.gpu(number), address, nbytes, let_go=lambda _: self._dropped.append(offset))
 

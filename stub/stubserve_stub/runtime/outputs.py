@@ -150,25 +150,30 @@ class OutputMemory:
 
     def place_device(self, memory: DeviceMemory) -> InArena:
         """Copies memory of a GPU into the stub's segment. Raises ArenaFull, DriverError."""
-        offset = self.reserve(memory.nbytes)
+        offset = self.reserve(memory.nbytes, memory)
         try:
-            address = self._arena.address(offset)
-            self.pin(memory, address, self._allocator.committed(offset))
-            memory.copy_to_host(address)
+            memory.copy_to_host(self._arena.address(offset))
         except BaseException:
             self.free([offset])
             raise
         return InArena(offset, memory.nbytes)
 
-    def reserve(self, nbytes: int) -> int:
-        """The offset of room in the stub's segment for an output that is still to be written. Raises ArenaFull."""
+    def reserve(self, nbytes: int, source: Optional[DeviceMemory] = None) -> int:
+        """The offset of room in the stub's segment for an output that is still to be written. Raises ArenaFull.
+
+        `source` is what the output comes down from, if that is a GPU.
+        """
         while True:
             try:
                 with self._guard:
-                    return self._allocator.allocate(nbytes)
+                    offset = self._allocator.allocate(nbytes)
+                break
             except NotGranted as short:
                 missing = short.nbytes
             self._get(missing)
+        if source is not None:
+            self.pin(source, self._arena.address(offset), self._allocator.committed(offset))
+        return offset
 
     def split(self, block: int, parts: Sequence[int]) -> None:
         """Has a block be freed in parts, by the offsets at which they begin, all different."""

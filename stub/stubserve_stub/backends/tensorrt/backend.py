@@ -1,0 +1,167 @@
+"""The backend's functions. An instance has one engine, which completes the configuration and then serves.
+
+No machine with a GPU has run it yet: the tests have a double of the package, whose engines compute by way of the
+emulated driver.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from stubserve_stub.backends.base import InstanceSetup, ModelFiles
+from stubserve_stub.backends.contract import complete, needs_completion, validate
+from stubserve_stub.backends.loading import import_package
+from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
+from stubserve_stub.backends.ragged import RaggedBatches
+from stubserve_stub.backends.tensorrt.execution import Blocks, OnGpu, PlanExecution, PlanGatherer, staying
+from stubserve_stub.backends.tensorrt.plan import (
+    Log,
+    Plan,
+    check_batch,
+    find_file,
+    open_plan,
+    parameters_without_effect,
+    used_profiles,
+    with_batch_of,
+)
+from stubserve_stub.device import gpu as gpus
+from stubserve_stub.runtime.batch import Batch
+from stubserve_stub.runtime.devices import DeviceMemory
+from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.runtime.outputs import failed, response_of
+from stubserve_stub.wire import codes
+from stubserve_stub.wire.messages import Entry
+from stubserve_stub.wire.places import DEVICE
+
+
+class TensorRtBackend(NativeBackend):
+    completes_config = True
+    serves_after_completion = True
+    writes_inputs = False
+    keeps_states = True
+
+    def model_initialize(self, model: ModelFiles) -> None:
+        self._version_dir = model.version_dir
+        self._tensorrt: Any = None
+        # The plan that completed the configuration, and the GPU and file that it is for
+        self._opened: Optional[Tuple[Any, Plan]] = None
+
+    def complete_config(self, model: str, config_json: str) -> str:
+        config: Dict[str, Any] = json.loads(config_json)
+        groups = [group for group in config.get("instance_group", ()) if group.get("kind") == "KIND_GPU"]
+        if not groups:
+            raise Refusal(_needs_gpu(model))
+        if not needs_completion(config):
+            return config_json
+        plan = self._open(config, groups[0], groups[0]["gpus"][0], self.host.instance)
+        profiles = used_profiles(plan, groups[0].get("profile", ()), self.host.instance)
+        for remark in complete(config, with_batch_of(plan, profiles), 0):
+            self._log(codes.LOG_WARNING, remark)
+        return json.dumps(config)
+
+    def instance_initialize(self, instance: InstanceSetup) -> None:
+        super().instance_initialize(instance)
+        config = self.config
+        if instance.arguments["model_instance_kind"] != "GPU":
+            raise Refusal(_needs_gpu(config["name"]))
+        number = int(instance.arguments["model_instance_device_id"])
+        devices = self.host.channel.devices
+        assert devices is not None, "the server has given the instance a GPU"
+        group = _group_of(config, instance.name)
+        plan = self._open(config, group, number, instance.name)
+        self._opened = None
+        profiles = used_profiles(plan, group.get("profile", ()), instance.name)
+        contract = with_batch_of(plan, profiles)
+        check_batch(config, contract)
+        validate(config, contract)
+        for remark in parameters_without_effect(config):
+            self._log(codes.LOG_WARNING, remark)
+        self._gpu = gpus.gpu(number)
+        scalars: Dict[str, Sequence[int]] = {
+            output["name"]: [int(dim) for dim in output["dims"]] for output in config["output"]
+        }
+        with self._gpu.device.current():
+            self._execution = PlanExecution(
+                self._tensorrt,
+                self._tensorrt_log,
+                plan,
+                profiles,
+                Blocks(devices, self._gpu),
+                instance.name,
+                self._room_of,
+                scalars,
+            )
+        self._gatherer = PlanGatherer(config["name"], self._batches, RaggedBatches.of(config))
+
+    def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
+        # TensorRT runs on the device that is the current one.
+        with self._gpu.device.current():
+            return self._gatherer.run(requests, self._execution.run)
+
+    def instance_finalize(self) -> None:
+        del self._execution
+
+    def _open(self, config: Dict[str, Any], group: Mapping[str, Any], number: int, instance: str) -> Plan:
+        """The plan on a GPU; the one that is open already if it is for the same. Raises Refusal."""
+        if self._tensorrt is None:
+            self._tensorrt = import_package("tensorrt", "tensorrt")
+            self._tensorrt_log = Log(self._tensorrt, lambda text: self._log(codes.LOG_WARNING, text))
+        path = find_file(self._version_dir, config.get("default_model_filename", ""))
+        cores = [one.get("device_id", 0) for one in group.get("secondary_devices", ()) if one["kind"] == "KIND_NVDLA"]
+        core = int(cores[0]) if cores else None
+        key = (path, number, core)
+        if self._opened is None or self._opened[0] != key:
+            settings = self.host.settings
+            plugins = [one for one in settings.get("plugins", "").split(";") if one]
+            trusted = settings.get("version-compatible", "").lower() in ("1", "true")
+            with gpus.gpu(number).device.current():
+                plan = open_plan(self._tensorrt, self._tensorrt_log, path, instance, plugins, core, trusted)
+            self._opened = (key, plan)
+        return self._opened[1]
+
+    def _log(self, level: int, text: str) -> None:
+        self.host.log(level, "tensorrt.py", 0, text)
+
+    # Memory of GPUs
+
+    def input_memory(self, name: str, place: Any, batch: Batch) -> Any:
+        if isinstance(place, (list, tuple)) and place[0] == DEVICE:
+            return batch.device_input(name, place)
+        return super().input_memory(name, place, batch)
+
+    def entry(self, request: NativeRequest, response: NativeResponse, batch: Batch, slot: int) -> Entry:
+        if response.error:
+            return failed(response.error, response.code)
+        in_regions = None if batch.regions is None else batch.regions.writer(slot)
+        stays = staying(request.outputs)
+
+        def placed() -> Iterator[Tuple[str, int, Sequence[int], Any]]:
+            for name, datatype, shape, memory in response.outputs:
+                if isinstance(memory, OnGpu):
+                    if in_regions is None:
+                        memory = batch.place_device(memory.memory, name in stays, f"output '{name}'")
+                    else:
+                        memory = memory.memory.on_host()
+                yield name, datatype, shape, memory
+
+        return response_of(placed(), response.parameters, batch, in_regions)
+
+    def _room_of(self, nbytes: int, memory: DeviceMemory) -> Optional[np.ndarray]:
+        return self.room(nbytes, memory)
+
+
+def _group_of(config: Mapping[str, Any], instance: str) -> Mapping[str, Any]:
+    """The group of an instance, which is named after it."""
+    name = instance.rpartition("_")[0]
+    found: Mapping[str, Any] = next((one for one in config.get("instance_group", ()) if one["name"] == name), {})
+    return found
+
+
+def _needs_gpu(model: str) -> str:
+    return (
+        f"unable to load model '{model}', TensorRT backend supports only GPU device: no instance is on a GPU; on a "
+        "machine without one, the ONNX file that the plan was built from can be served"
+    )
