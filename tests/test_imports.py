@@ -144,6 +144,7 @@ def test_the_server_knows_nothing_of_the_driver_of_gpus() -> None:
     assert device
     # What a stub imports on servers with GPUs only, within functions
     users = {"stubserve_stub.runtime.devices", "stubserve_stub.api.device_tensors"}
+    users.add("stubserve_stub.backends.on_gpu")
     # This backend runs on GPUs only.
     users |= {name for name in known if name.startswith("stubserve_stub.backends.tensorrt.")}
     for name, path in known.items():

@@ -56,7 +56,7 @@ def test_backends_do_not_know_each_other() -> None:
     for module, all_imported in imports().items():
         folder = ".".join(module.split(".")[:2])
         if module.startswith("backends."):
-            parts = ("base", "native", "gather", "ragged", "contract")
+            parts = ("base", "native", "gather", "ragged", "contract", "on_gpu")
             shared = {f"backends.{part}" for part in parts}
             others = {name for name in all_imported if name.startswith("backends.")} - shared
             # Their models are Python models that are built in.

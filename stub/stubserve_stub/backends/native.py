@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from typing import TYPE_CHECKING, Any, Collection, Dict, List, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from stubserve_stub.wire import strings
 from stubserve_stub.wire.arena import ArenaFull, bottom_of
 from stubserve_stub.wire.messages import Entry, WireRequest
 from stubserve_stub.wire.options import RequestOptions
-from stubserve_stub.wire.places import LIST, ZEROS, zeros
+from stubserve_stub.wire.places import DEVICE, LIST, ZEROS, zeros
 
 if TYPE_CHECKING:
     # Only servers with GPUs need it.
@@ -88,6 +88,8 @@ class NativeBackend(Backend):
     # Whether they are, and the server keeps them (`find.STATES_WITH_SERVER`): they come and go with each request
     gets_states = False
     _states: Optional[States] = None
+    # The `backends.on_gpu.Blocks` of an instance on a GPU: it is given what lies on GPUs as it is
+    blocks: Any = None
     # The batch that is computed
     _batch: Optional[Batch] = None
 
@@ -130,7 +132,7 @@ class NativeBackend(Backend):
         try:
             for wire in batch.requests:
                 # Not a comprehension: when one entry fails, those before it have to be known.
-                entries.append(None if wire is None else self.entry(*next(given), batch, len(entries)))
+                entries.append(None if wire is None else self._entry(*next(given), batch, len(entries)))
         except BaseException:
             batch.take_back(entries)
             raise
@@ -163,15 +165,17 @@ class NativeBackend(Backend):
         inputs = {}
         for wire_input in wire_inputs:
             name, datatype, shape, place = wire_input
-            memory = place if type(place) is bytes else self.input_memory(name, place, batch)
+            memory = place if type(place) is bytes else self._input_memory(name, place, batch)
             inputs[name] = InputView(name, datatype, shape, memory)
         rows = wire_inputs[0][2][0] if self._batches and wire_inputs else 1
         return NativeRequest(inputs, self.instance.outputs if requested is None else requested, rows)
 
-    def input_memory(self, name: str, place: Any, batch: Batch) -> Any:
+    def _input_memory(self, name: str, place: Any, batch: Batch) -> Any:
         """The memory of an input that is not in the message, as `compute` has it. Raises Refusal."""
         if isinstance(place, np.ndarray):
             return place
+        if place[0] == DEVICE and self.blocks is not None:
+            return batch.device_input(name, place)
         if place[0] == LIST:
             return strings.join(list(place[1]))
         if place[0] == ZEROS:
@@ -181,12 +185,15 @@ class NativeBackend(Backend):
         batch.watch(offset, weakref.ref(bottom_of(array)))
         return array
 
-    def entry(self, request: NativeRequest, response: NativeResponse, batch: Batch, slot: int) -> Entry:
+    def _entry(self, request: NativeRequest, response: NativeResponse, batch: Batch, slot: int) -> Entry:
         """What the batch's RESULT has for a request."""
         if response.error:
             return failed(response.error, response.code)
         in_regions = None if batch.regions is None else batch.regions.writer(slot)
-        return response_of(response.outputs, response.parameters, batch, in_regions)
+        outputs: Iterable[Any] = response.outputs
+        if self.blocks is not None:
+            outputs = self.blocks.placed(request, response, batch, in_regions)
+        return response_of(outputs, response.parameters, batch, in_regions)
 
 
 def _with_states(request: NativeRequest, update: StateUpdate, states: States) -> NativeRequest:

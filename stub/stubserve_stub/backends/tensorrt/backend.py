@@ -7,16 +7,15 @@ emulated driver.
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
-
-import numpy as np
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.contract import complete, needs_completion, validate
 from stubserve_stub.backends.loading import import_package
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
+from stubserve_stub.backends.on_gpu import Blocks, GpuGatherer
 from stubserve_stub.backends.ragged import RaggedBatches
-from stubserve_stub.backends.tensorrt.execution import Blocks, OnGpu, PlanExecution, PlanGatherer, staying
+from stubserve_stub.backends.tensorrt.execution import PlanExecution
 from stubserve_stub.backends.tensorrt.plan import (
     Log,
     Plan,
@@ -28,13 +27,8 @@ from stubserve_stub.backends.tensorrt.plan import (
     with_batch_of,
 )
 from stubserve_stub.device import gpu as gpus
-from stubserve_stub.runtime.batch import Batch
-from stubserve_stub.runtime.devices import DeviceMemory
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.runtime.outputs import failed, response_of
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.messages import Entry
-from stubserve_stub.wire.places import DEVICE
 
 
 class TensorRtBackend(NativeBackend):
@@ -79,26 +73,26 @@ class TensorRtBackend(NativeBackend):
         validate(config, contract)
         for remark in parameters_without_effect(config):
             self._log(codes.LOG_WARNING, remark)
-        self._gpu = gpus.gpu(number)
+        self.blocks = Blocks(devices, number)
         scalars: Dict[str, Sequence[int]] = {
             output["name"]: [int(dim) for dim in output["dims"]] for output in config["output"]
         }
-        with self._gpu.device.current():
+        with self.blocks.gpu.device.current():
             self._execution = PlanExecution(
                 self._tensorrt,
                 self._tensorrt_log,
                 plan,
                 profiles,
-                Blocks(devices, self._gpu),
+                self.blocks,
                 instance.name,
-                self._room_of,
+                self.room,
                 scalars,
             )
-        self._gatherer = PlanGatherer(config["name"], self._batches, RaggedBatches.of(config))
+        self._gatherer = GpuGatherer(config["name"], self._batches, RaggedBatches.of(config))
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         # TensorRT runs on the device that is the current one.
-        with self._gpu.device.current():
+        with self.blocks.gpu.device.current():
             return self._gatherer.run(requests, self._execution.run)
 
     def instance_finalize(self) -> None:
@@ -124,33 +118,6 @@ class TensorRtBackend(NativeBackend):
 
     def _log(self, level: int, text: str) -> None:
         self.host.log(level, "tensorrt.py", 0, text)
-
-    # Memory of GPUs
-
-    def input_memory(self, name: str, place: Any, batch: Batch) -> Any:
-        if isinstance(place, (list, tuple)) and place[0] == DEVICE:
-            return batch.device_input(name, place)
-        return super().input_memory(name, place, batch)
-
-    def entry(self, request: NativeRequest, response: NativeResponse, batch: Batch, slot: int) -> Entry:
-        if response.error:
-            return failed(response.error, response.code)
-        in_regions = None if batch.regions is None else batch.regions.writer(slot)
-        stays = staying(request.outputs)
-
-        def placed() -> Iterator[Tuple[str, int, Sequence[int], Any]]:
-            for name, datatype, shape, memory in response.outputs:
-                if isinstance(memory, OnGpu):
-                    if in_regions is None:
-                        memory = batch.place_device(memory.memory, name in stays, f"output '{name}'")
-                    else:
-                        memory = memory.memory.on_host()
-                yield name, datatype, shape, memory
-
-        return response_of(placed(), response.parameters, batch, in_regions)
-
-    def _room_of(self, nbytes: int, memory: DeviceMemory) -> Optional[np.ndarray]:
-        return self.room(nbytes, memory)
 
 
 def _group_of(config: Mapping[str, Any], instance: str) -> Mapping[str, Any]:

@@ -1,131 +1,31 @@
 """Runs an engine on memory of its GPU: inputs are brought there, outputs stay there until they are answered.
 
-- An input of one request that lies on the GPU already is read where it is. Every other one is copied into a block of
-  the stub's pool: rows of several requests one behind the other, from the host or from a GPU. So a batch is joined by
-  the copies that it needs anyway.
-- An output is a block of the pool (`OnGpu`), divided among its requests without a copy. What is to stay on the GPU is
-  answered from there. What goes to the host goes there by one copy, into room that it is sent from.
+- Inputs are read where they are, or copied into blocks of the pool (`backends.on_gpu`).
+- An output is a block of the pool. What is to stay on the GPU is answered from there. What goes to the host goes there
+  by one copy, into room that it is sent from.
 - A shape tensor lies on the host. An output whose shape only its values say is made while the engine runs
   (`IOutputAllocator`).
 
-All work is added to one stream. It is waited for once, before anything is answered. Between two batches the stub keeps
-the blocks of inputs, and nothing else.
+All work is added to one stream. It is waited for once, before anything is answered.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
-from stubserve_stub.backends.gather import Gathered, Gatherer, joined_shape
+from stubserve_stub.backends.gather import Gathered
 from stubserve_stub.backends.loading import TensorInfo
-from stubserve_stub.backends.native import InputView, NativeOutput, NativeRequest
+from stubserve_stub.backends.native import InputView, NativeOutput
+from stubserve_stub.backends.on_gpu import Blocks, OnGpu, Parts, staying
 from stubserve_stub.backends.tensorrt.plan import Log, Plan, Profile, Shape, nearest
 from stubserve_stub.device.driver import DriverError
-from stubserve_stub.device.gpu import Gpu
-from stubserve_stub.runtime.devices import DeviceMemory, Devices
+from stubserve_stub.runtime.devices import DeviceMemory
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.arena import ArenaFull, address_of
 from stubserve_stub.wire.datatypes import BY_NUMBER, nbytes_of
 from stubserve_stub.wire.layout import INLINE_BYTES
-
-# Of addresses that an engine reads, as cudaMalloc gives them
-_ALIGNMENT = 256
-
-
-class OnGpu:
-    """The bytes from `start` to `end` of an output's memory on a GPU; slices of it are others."""
-
-    def __init__(self, memory: DeviceMemory, start: int, end: int) -> None:
-        self._memory = memory
-        self._start = start
-        self._end = end
-
-    def __len__(self) -> int:
-        return self._end - self._start
-
-    def __getitem__(self, part: slice) -> "OnGpu":
-        start, end, _ = part.indices(len(self))
-        return OnGpu(self._memory, self._start + start, self._start + end)
-
-    def __bytes__(self) -> bytes:
-        return self.memory.tobytes()
-
-    @property
-    def memory(self) -> DeviceMemory:
-        whole = self._memory
-        return DeviceMemory(whole.gpu, whole.address + self._start, len(self), keeps=whole)
-
-
-class PlanGatherer(Gatherer):
-    """Leaves the joining of inputs to the copies to a GPU."""
-
-    def gather(self, requests: Sequence[NativeRequest]) -> Gathered:
-        """As any run; its `outputs` are a dict, which says of each whether some request wants it to stay on the GPU."""
-        gathered = super().gather(requests)
-        stay = {name for request in requests for name in staying(request.outputs)}
-        return gathered._replace(outputs={name: name in stay for name in gathered.outputs})
-
-    def _joined(self, views: Sequence[InputView]) -> InputView:
-        view = views[0]
-        return InputView(view.name, view.datatype, joined_shape(views), Parts([one.memory for one in views]))
-
-
-class Parts:
-    """The memory of one input of several requests: arrays, bytes, or memory of GPUs, one behind the other."""
-
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self.parts = parts
-
-    @classmethod
-    def of(cls, memory: Any) -> "Parts":
-        return memory if isinstance(memory, Parts) else cls([memory])
-
-    def on_host(self) -> np.ndarray:
-        """A copy on the host, of a shape tensor."""
-        arrays = [part.on_host() if isinstance(part, DeviceMemory) else as_array(part) for part in self.parts]
-        return np.concatenate(arrays) if len(arrays) > 1 else arrays[0].copy()
-
-
-def as_array(memory: Any) -> np.ndarray:
-    return np.frombuffer(memory, np.uint8) if isinstance(memory, bytes) else np.asarray(memory).reshape(-1)
-
-
-class Blocks:
-    """Blocks of the stub's pool on one GPU: one for each input, which grows, and new ones for outputs."""
-
-    def __init__(self, devices: Devices, gpu: Gpu) -> None:
-        self._devices = devices
-        self.gpu = gpu
-        self._inputs: Dict[str, DeviceMemory] = {}
-
-    def output(self, name: str, nbytes: int) -> DeviceMemory:
-        """Raises PoolFull, DriverError."""
-        return self._devices.own(self.gpu.number, nbytes, f"output '{name}'")
-
-    def filled(self, name: str, memory: Any) -> Tuple[int, Any]:
-        """The address at which an input's bytes will be, and what has to live until they have been read."""
-        parts = Parts.of(memory).parts
-        if len(parts) == 1 and isinstance(parts[0], DeviceMemory) and not parts[0].address % _ALIGNMENT:
-            return parts[0].address, parts[0]
-        sizes = [part.nbytes if isinstance(part, DeviceMemory) else len(part) for part in parts]
-        block = self._inputs.get(name)
-        if block is None or block.nbytes < sum(sizes):
-            block = self._inputs[name] = self._devices.own(self.gpu.number, sum(sizes), f"input '{name}'")
-        at = block.address
-        alive: List[Any] = []
-        for part, nbytes in zip(parts, sizes):
-            if isinstance(part, DeviceMemory):
-                part.wait()
-                self.gpu.stream.copy(at, part.address, nbytes)
-                alive.append(part)
-            elif nbytes:
-                array = as_array(part)
-                self.gpu.stream.copy_up(at, address_of(array), nbytes)
-                alive.append(array)
-            at += nbytes
-        return block.address, alive
 
 
 class PlanExecution:
@@ -218,7 +118,7 @@ class PlanExecution:
             self._do(context.set_output_allocator(info.name, made.allocator), f"have output '{info.name}' be allocated")
             return made
         else:
-            made.memory = self._blocks.output(info.name, nbytes_of(info.datatype, made.shape))
+            made.memory = self._blocks.new(nbytes_of(info.datatype, made.shape), f"output '{info.name}'")
             address = made.memory.address
         self._do(context.set_tensor_address(info.name, address), f"set the address of output '{info.name}'")
         return made
@@ -239,7 +139,7 @@ class PlanExecution:
                 self, name: str, memory: Any, size: int, alignment: int, stream: Any
             ) -> Optional[int]:
                 try:
-                    made.memory = blocks.output(name, size)
+                    made.memory = blocks.new(size, f"output '{name}'")
                 except Exception as error:
                     made.problem = str(error)
                     return None
@@ -285,11 +185,6 @@ class PlanExecution:
     def _do(self, done: bool, what: str) -> None:
         if not done:
             raise Refusal(f"TensorRT failed to {what} for '{self._instance}': {self._log.taken()}")
-
-
-def staying(outputs: Collection[str]) -> Collection[str]:
-    """Those of a request's outputs that stay on the GPU, which it says of each if any of them may."""
-    return [name for name, stays in outputs.items() if stays] if isinstance(outputs, dict) else ()
 
 
 class _Made:
