@@ -6,6 +6,9 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from stubserve.gpus import DRIVER_VARIABLE
 from tests.emulated_gpu import DOWN, PEER, STAGED, UP, WITHIN, build
@@ -139,6 +142,40 @@ class GpuServing(Serving):
         for direction, count in self.copied().items():
             if count > before.get(direction, 0):
                 meanwhile[direction] = count - before.get(direction, 0)
+
+
+def configured(put: str, got: str, more: str = "") -> str:
+    """A configuration without batching, with the dimensions of X and Y."""
+    return f"""
+        max_batch_size: 0
+        input [ {{ name: "X" data_type: TYPE_FP32 dims: [ {put} ] }} ]
+        output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ {got} ] }} ]
+        {more}
+    """
+
+
+def given(name: str, values: list[Any], datatype: str = "FP32") -> dict[str, Any]:
+    """An input of a request in JSON."""
+    return {"name": name, "datatype": datatype, "shape": list(np.shape(values)), "data": values}
+
+
+def write_gpu_chain(repository: Path, name: str, model: str, put: str, got: str) -> None:
+    """An ensemble: the input goes up to a GPU, through `model` there, and is turned there."""
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(f"""
+        platform: "ensemble" max_batch_size: 0
+        input [ {{ name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+        output [ {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] }} ]
+        ensemble_scheduling {{
+          step [ {{ model_name: "upload" model_version: -1
+                   input_map {{ key: "INPUT0" value: "INPUT0" }} output_map {{ key: "OUTPUT0" value: "up" }} }} ]
+          step [ {{ model_name: "{model}" model_version: -1
+                   input_map {{ key: "{put}" value: "up" }} output_map {{ key: "{got}" value: "done" }} }} ]
+          step [ {{ model_name: "turn" model_version: -1
+                   input_map {{ key: "INPUT0" value: "done" }} output_map {{ key: "OUTPUT0" value: "OUTPUT0" }} }} ]
+        }}
+    """)
 
 
 CALL = """

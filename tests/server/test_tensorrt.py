@@ -14,7 +14,7 @@ import pytest
 
 from stubserve.gpus import DRIVER_VARIABLE
 from tests.emulated_gpu import DOWN, UP, WITHIN
-from tests.gpu_models import TURN, UPLOAD, GpuServing, write_gpu_model
+from tests.gpu_models import TURN, UPLOAD, GpuServing, configured, given, write_gpu_chain, write_gpu_model
 from tests.real_server import Answer, Serving, binary_output, eventually
 from tests.tensorrt_double import install, tensor, write_plan
 
@@ -28,16 +28,6 @@ def x(*ranges: tuple[list[int], list[int], list[int]], **more: Any) -> dict[str,
 
 
 Y = tensor("Y", [-1, WIDE])
-
-
-def configured(put: str, got: str, more: str = "") -> str:
-    """A configuration without batching, with the dimensions of X and Y."""
-    return f"""
-        max_batch_size: 0
-        input [ {{ name: "X" data_type: TYPE_FP32 dims: [ {put} ] }} ]
-        output [ {{ name: "Y" data_type: TYPE_FP32 dims: [ {got} ] }} ]
-        {more}
-    """
 
 
 class TensorRtServing(GpuServing):
@@ -59,10 +49,6 @@ def outputs(answer: Answer) -> dict[str, Any]:
     return {one["name"]: (one["shape"], one["data"]) for one in answer.json()["outputs"]}
 
 
-def given(name: str, values: list[Any], datatype: str = "FP32") -> dict[str, Any]:
-    return {"name": name, "datatype": datatype, "shape": list(np.shape(values)), "data": values}
-
-
 COUNTING = """
     max_batch_size: 4
     input [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]
@@ -71,19 +57,6 @@ COUNTING = """
       max_sequence_idle_microseconds: 60000000
       state [ { input_name: "STATE" output_name: "NEXT" data_type: TYPE_FP32 dims: [ 1 ]
                 initial_state: { name: "zero" data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } } ]
-    }
-"""
-CHAIN = """
-    platform: "ensemble" max_batch_size: 0
-    input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
-    output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
-    ensemble_scheduling {
-      step [ { model_name: "upload" model_version: -1
-               input_map { key: "INPUT0" value: "INPUT0" } output_map { key: "OUTPUT0" value: "up" } } ]
-      step [ { model_name: "plan" model_version: -1
-               input_map { key: "X" value: "up" } output_map { key: "Y" value: "doubled" } } ]
-      step [ { model_name: "turn" model_version: -1
-               input_map { key: "INPUT0" value: "doubled" } output_map { key: "OUTPUT0" value: "OUTPUT0" } } ]
     }
 """
 
@@ -110,8 +83,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TensorRtServing
     write_gpu_model(repository, "upload", UPLOAD)
     write_gpu_model(repository, "turn", TURN)
     write_plan(repository, "plan", "double", line, tensor("Y", [-1]), config=configured("-1", "-1"))
-    (repository / "chain" / "1").mkdir(parents=True)
-    (repository / "chain" / "config.pbtxt").write_text(CHAIN)
+    write_gpu_chain(repository, "chain", "plan", "X", "Y")
     with TensorRtServing(repository, folder) as server:
         server.wait_until_ready()
         yield server

@@ -10,8 +10,8 @@ from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
 CORRELATION_ID_CONTROL = "CONTROL_SEQUENCE_CORRID"
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
-# Backends that compute on GPUs only
-_ON_GPUS = ("tensorrt",)
+# Backends in files of models, whose instances on GPUs read inputs there
+_ON_GPUS = ("tensorrt", "onnxruntime")
 
 
 class TensorSignature:
@@ -98,9 +98,11 @@ class Signature:
         self.labels: dict[str, list[str]] = {}
         self.correlation_control = _correlation_control(config)
         # Whether the model is given inputs in memory of a GPU as they are
-        self.takes_devices: bool = config.backend in _ON_GPUS or (
-            _FORCE_CPU in config.parameters and config.parameters[_FORCE_CPU].string_value == "no"
-        )
+        if config.backend in _ON_GPUS:
+            self.takes_devices = any(group.kind == group.KIND_GPU for group in config.instance_group)
+        else:
+            force = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else ""
+            self.takes_devices = force == "no"
         # Whether a cache may keep its answers
         self.is_cached: bool = config.response_cache.enable
         self.memo: dict[str, Any] = {}

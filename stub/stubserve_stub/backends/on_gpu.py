@@ -132,6 +132,11 @@ class Blocks:
         del alive
         return block
 
+    @staticmethod
+    def on_host(memory: Any) -> np.ndarray:
+        """A copy of an input's bytes on the host."""
+        return Parts.of(memory).on_host()
+
     def over(self, address: int, nbytes: int, keeps: Any) -> OnGpu:
         """An output of a framework's, in memory that `keeps` has. All work of the process on the GPU is waited for."""
         memory = DeviceMemory(self.gpu, address, nbytes, keeps=keeps)

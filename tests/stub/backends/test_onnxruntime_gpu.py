@@ -1,12 +1,10 @@
-"""Sessions on a GPU: their providers, and runs by a double of onnxruntime that binds memory as a GPU's session does."""
+"""The providers of sessions on a GPU; `tests/server/test_onnxruntime_gpu.py` runs them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from stubserve_stub.backends.onnxruntime.session import OnnxOptions, options_of
 from stubserve_stub.runtime.failure import Refusal
@@ -14,7 +12,7 @@ from stubserve_stub.runtime.failure import Refusal
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.render import to_json_dict
 from tests.onnx_models import identity, save
-from tests.stub.backends.loaded import Instance, wire
+from tests.stub.backends.loaded import Instance
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -130,109 +128,15 @@ def test_a_package_without_a_provider() -> None:
         options(accelerators('{ name: "tensorrt" }'), [CUDA, CPU])
 
 
-# Sessions
-
-
-class Binding:
-    """A binding that copies inputs when they are bound, as one of a session on a GPU does."""
-
-    def __init__(self, binding: Any) -> None:
-        self._binding = binding
-        self._kept: list[np.ndarray] = []
-        self.calls: list[str] = []
-
-    def bind_input(self, name: str, device: str, number: int, kind: Any, shape: Any, address: int) -> None:
-        count = int(np.prod(shape))
-        lent: Any = (np.ctypeslib.as_ctypes_type(kind) * count).from_address(address)
-        copy = np.array(lent, kind)
-        self._kept.append(copy)
-        self._binding.bind_input(name, device, number, kind, shape, copy.ctypes.data)
-
-    def synchronize_inputs(self) -> None:
-        self.calls.append("inputs")
-        self._binding.synchronize_inputs()
-
-    def synchronize_outputs(self) -> None:
-        self.calls.append("outputs")
-        self._binding.synchronize_outputs()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._binding, name)
-
-
-class Double:
-    """A session that says it runs by CUDA, and runs on the CPU."""
-
-    loads = True
-
-    def __init__(self, path: str, session_options: Any, providers: Sequence[tuple[str, dict[str, str]]]) -> None:
-        self._session = REAL(path, session_options, providers=[CPU])
-        self.providers = [name for name, _ in providers]
-        self.falls_back = True
-
-    def get_providers(self) -> list[str]:
-        return self.providers if self.loads else [CPU]
-
-    def disable_fallback(self) -> None:
-        self.falls_back = False
-
-    def io_binding(self) -> Binding:
-        self.binding = Binding(self._session.io_binding())
-        return self.binding
-
-    def run_with_iobinding(self, binding: Binding, run_options: Any) -> None:
-        binding.calls.append("run")
-        self._session.run_with_iobinding(binding._binding, run_options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-
-REAL = onnxruntime.InferenceSession
-
-
 @pytest.fixture
 def stub() -> Iterator[StubMemory]:
     with stub_memory(8 << 20) as memory:
         yield memory
 
 
-@pytest.fixture
-def double(monkeypatch: pytest.MonkeyPatch) -> type[Double]:
-    monkeypatch.setattr(onnxruntime, "InferenceSession", Double)
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
-    monkeypatch.setattr(onnxruntime, "preload_dlls", lambda: None, raising=False)
-    monkeypatch.setattr(Double, "loads", True)
-    return Double
-
-
 def load(tmp_path: Path, stub: StubMemory) -> Instance:
     save(identity(), tmp_path / "m" / "1")
     return Instance(tmp_path / "m", "", stub)
-
-
-def test_each_run_takes_the_bytes_that_are_there_now(stub: StubMemory, tmp_path: Path, double: type[Double]) -> None:
-    """The second batch lies where the first one did, so its inputs look as if they were bound."""
-    instance = load(tmp_path, stub).start("GPU")
-    array = np.arange(6000, dtype=np.float32).reshape(1, -1)
-    place = stub.give(array.tobytes())
-    for factor in (1, 2, 3):
-        found = instance.infer(X=wire("X", array * factor, "FP32", place))["Y"]
-        stub.arena.view(place.offset, array.nbytes)[:] = (array * (factor + 1)).tobytes()
-        np.testing.assert_array_equal(found, array * factor)
-    session = instance.backend._execution._session
-    assert session.providers == [CUDA, CPU]
-    assert not session.falls_back
-    assert session.binding.calls == ["inputs", "run", "outputs"] * 3
-
-
-def test_a_provider_that_does_not_load(
-    stub: StubMemory, tmp_path: Path, double: type[Double], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """onnxruntime goes on without it, and only prints a line; the load fails here."""
-    monkeypatch.setattr(double, "loads", False)
-    with pytest.raises(Refusal, match=r"the CUDA provider of onnxruntime does not load for model instance .*cuDNN"):
-        load(tmp_path, stub).start("GPU")
 
 
 def test_the_package_for_cpus(stub: StubMemory, tmp_path: Path) -> None:

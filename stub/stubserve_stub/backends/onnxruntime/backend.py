@@ -62,9 +62,16 @@ class OnnxRuntimeBackend(NativeBackend):
             output["name"]: [int(dim) for dim in output["dims"]] for output in config["output"]
         }
         made = run_options(self._onnxruntime, options)
-        self._execution = Execution(session, contract, made, self.room, scalars, on_gpu)
+        gatherer = Gatherer
+        if device is not None:
+            from stubserve_stub.backends.on_gpu import Blocks, GpuGatherer  # not at the top: only GPUs need it
+
+            devices = self.host.channel.devices
+            assert devices is not None, "the server has given the instance a GPU"
+            self.blocks, gatherer = Blocks(devices, device), GpuGatherer
+        self._execution = Execution(session, contract, made, self.room, scalars, self.blocks)
         reader = "onnxruntime's Python package"
-        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config), reader)
+        self._gatherer = gatherer(config["name"], self._batches, RaggedBatches.of(config), reader)
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         return self._gatherer.run(requests, self._execution.run)

@@ -11,8 +11,9 @@ shapes is right, unless output shapes depend on values. So:
    shape. An output whose shape varies is not bound again. A session has no state, so the second run gives the same;
 4. a bound output that lies somewhere else after all (a graph may return an input) is taken from there.
 
-On a GPU onnxruntime copies inputs to the device when they are bound, so they are bound for each run; it copies outputs
-down to where they are bound. A machine with a GPU has not shown this yet.
+On a GPU inputs are bound there (`backends.on_gpu`), for each run. An output that stays there is made by onnxruntime in
+memory of its own on the GPU; the others it copies down to where they are bound. A machine with a GPU has not shown this
+yet.
 
 Strings cannot be bound. A model with string inputs runs on arrays; its outputs are copied once.
 
@@ -44,14 +45,14 @@ Shape = Tuple[int, ...]
 # How many combinations of input shapes are remembered
 _REMEMBERED = 512
 
-_CPU = "cpu"
+_CPU, _GPU = "cpu", "cuda"
 
 
 class Execution:
     """One session and its bindings.
 
     `room` gives memory of the stub's segment, or None; `scalars` are the sent shapes of outputs without dimensions.
-    `on_gpu` says whether binding copies.
+    `blocks` is the memory of its GPU (`backends.on_gpu`), None for one on the CPU.
     """
 
     def __init__(
@@ -61,9 +62,9 @@ class Execution:
         run_options: Any,
         room: Room,
         scalars: Dict[str, Sequence[int]],
-        on_gpu: bool = False,
+        blocks: Any = None,
     ) -> None:
-        self._on_gpu = on_gpu
+        self._blocks = blocks
         self._session = session
         self._inputs = {**contract.initializers, **contract.inputs}
         self._outputs = contract.outputs
@@ -100,6 +101,9 @@ class Execution:
         rooms = {}
         try:
             for name in batch.outputs:
+                if self._stays(name, batch):
+                    self._binding.bind_output(name, _GPU, self._blocks.gpu.number)
+                    continue
                 memory = self._memory_for(name, known.get(name), batch.requests)
                 if memory is None:
                     self._binding.bind_output(name, _CPU)
@@ -125,31 +129,53 @@ class Execution:
     def _run_unbound(self, batch: Gathered) -> Dict[str, NativeOutput]:
         self._binding.clear_binding_outputs()
         for name in batch.outputs:
-            self._binding.bind_output(name, _CPU)
+            place = (_GPU, self._blocks.gpu.number) if self._stays(name, batch) else (_CPU,)
+            self._binding.bind_output(name, *place)
         self._run_with_binding()
         return self._collect(batch, {})
 
     def _run_with_binding(self) -> None:
-        if self._on_gpu:
-            self._binding.synchronize_inputs()
+        if self._blocks is None:
+            self._session.run_with_iobinding(self._binding, self._run_options)
+            return
+        # onnxruntime has streams of its own, which wait for no other one.
+        self._blocks.gpu.stream.synchronize()
         self._session.run_with_iobinding(self._binding, self._run_options)
-        if self._on_gpu:
-            self._binding.synchronize_outputs()
+        self._binding.synchronize_outputs()
+
+    def _stays(self, name: str, batch: Gathered) -> bool:
+        """Whether a request wants an output to stay on the GPU."""
+        stay = isinstance(batch.outputs, dict) and bool(batch.outputs[name])
+        return stay and self._outputs[name].datatype != BYTES
 
     def _bind_inputs(self, inputs: Mapping[str, InputView]) -> Any:
         """Binds the inputs that are not bound yet. Returns the key of their shapes."""
+        if self._blocks is not None:
+            return self._bind_on_gpu(inputs)
         shapes = []
         places = []
         for name, view in inputs.items():
             # A tensor without dimensions is [1] in a configuration.
             shapes.append((name, tuple(view.shape) if self._inputs[name].dims else ()))
             places.append((view.datatype, address_of(view.memory)))
-        if self._on_gpu or self._bound != (shapes, places):
+        if self._bound != (shapes, places):
             self._bound = ()
             self._binding.clear_binding_inputs()
             for (name, shape), (datatype, address) in zip(shapes, places):
                 self._binding.bind_input(name, _CPU, 0, ELEMENT_TYPES[datatype], shape, address)
             self._bound = (shapes, places)
+        return tuple(shapes)
+
+    def _bind_on_gpu(self, inputs: Mapping[str, InputView]) -> Any:
+        self._binding.clear_binding_inputs()
+        shapes, self._bound = [], []
+        for name, view in inputs.items():
+            shape = tuple(view.shape) if self._inputs[name].dims else ()
+            address, alive = self._blocks.filled(name, view.memory)
+            kind = ELEMENT_TYPES[view.datatype]
+            self._binding.bind_input(name, _GPU, self._blocks.gpu.number, kind, shape, address)
+            shapes.append((name, shape))
+            self._bound.append(alive)
         return tuple(shapes)
 
     def _memory_for(self, name: str, shape: Optional[Shape], requests: int) -> Optional[np.ndarray]:
@@ -170,6 +196,11 @@ class Execution:
                 continue
             address = value.data_ptr()
             memory: Any
+            if self._stays(name, batch):
+                shape = tuple(value.shape())
+                memory = self._blocks.over(address, nbytes_of(info.datatype, shape), value)
+                outputs[name] = NativeOutput(name, info.datatype, self._sent_shape(info, shape), memory)
+                continue
             if name in rooms and address == address_of(rooms[name][1]):
                 shape, memory = rooms[name]
             else:
@@ -208,6 +239,8 @@ class Execution:
     def _array(self, name: str, view: InputView) -> np.ndarray:
         shape: Any = tuple(view.shape) if self._inputs[name].dims else ()
         array: np.ndarray = view.memory
+        if self._blocks is not None and view.datatype != BYTES:
+            array = self._blocks.on_host(view.memory)
         if view.datatype != BYTES:
             array = array.view(ELEMENT_TYPES[view.datatype])
         return array.reshape(shape)
