@@ -11,7 +11,7 @@ from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 CORRELATION_ID_CONTROL = "CONTROL_SEQUENCE_CORRID"
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 # Backends in files of models, whose instances on GPUs read inputs there
-_ON_GPUS = ("tensorrt", "onnxruntime")
+_ON_GPUS = ("tensorrt", "onnxruntime", "pytorch")
 
 
 class TensorSignature:

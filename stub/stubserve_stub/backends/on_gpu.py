@@ -48,7 +48,9 @@ class OnGpu:
     @property
     def memory(self) -> DeviceMemory:
         whole = self._memory
-        return DeviceMemory(whole.gpu, whole.address + self._start, len(self), keeps=whole)
+        part = DeviceMemory(whole.gpu, whole.address + self._start, len(self), keeps=whole)
+        part.ordered = whole.ordered
+        return part
 
 
 class GpuGatherer(Gatherer):

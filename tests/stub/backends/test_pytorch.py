@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -11,12 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stubserve_stub.api import dlpack
+from stubserve_stub.device import gpu as stub_gpus
+from stubserve_stub.device.cuda_functions import LIBRARY_VARIABLE
+from stubserve_stub.device.gpu import gpu
+from stubserve_stub.runtime.devices import Devices
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.datatypes import BY_NAME
+from stubserve_stub.wire.arena import address_of
+from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER
 from stubserve_stub.wire.places import InArena, Lent, Shared
 
-from tests.stub.backends.loaded import Instance, request, wire
+from tests.emulated_gpu import build
+from tests.stub.backends.loaded import Instance, Log, request, wire
 from tests.stub.runtime.stub_memory import StubMemory, stub_memory
 from tests.torch_models import (
     ELEMENT_TYPES,
@@ -560,6 +568,7 @@ class Gpus:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(torch.cuda, "empty_cache", clean)
+        monkeypatch.setattr(torch, "from_dlpack", self._from_dlpack)
 
         def moved(kind: str, move: Any) -> Any:
             return lambda value, *to: kept(kind, value, to[0]) if on(to[0]) else move(value, *to)
@@ -569,10 +578,33 @@ class Gpus:
         monkeypatch.setattr(torch.nn.Module, "to", moved("module", torch.nn.Module.to))
         monkeypatch.setattr(passes, "move_to_device_pass", lambda value, device: kept("program", value, device))
 
+    def _from_dlpack(self, capsule: Any) -> Any:
+        """A tensor on the host, with the bytes of one on an emulated GPU."""
+        _, number = dlpack.device_of(capsule)
+        datatype, memory = dlpack.imported(capsule)
+        array = np.empty(memory.shape, BY_NUMBER[datatype].numpy)
+        gpu(number).copy_to_host(address_of(array), address_of(memory), array.nbytes)
+        self.moved.append(("tensor", f"cuda:{number}"))
+        return torch.from_numpy(array)
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("emulator"))
+
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
-    return Gpus(monkeypatch)
+def gpus(monkeypatch: pytest.MonkeyPatch, stub: StubMemory, driver: Path) -> Iterator[Gpus]:
+    """Two GPUs, also for the stub: an emulated driver, which is new for each test."""
+    monkeypatch.setenv(LIBRARY_VARIABLE, str(driver))
+    monkeypatch.setattr(stub_gpus, "_driver", None)
+    monkeypatch.setattr(stub_gpus, "_open", {})
+    line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    facts = {"line": line.detach(), "pools": 0, "gpus": 2, "limits": {}, "peers": True, "pinned": 0, "load_limits": {}}
+    devices = Devices(facts, Log())  # type: ignore[arg-type]
+    stub.channel.use_devices(devices)
+    with other, devices._line:
+        yield Gpus(monkeypatch)
 
 
 def test_torchscript_on_a_gpu(gpus: Gpus, stub: StubMemory, tmp_path: Path) -> None:

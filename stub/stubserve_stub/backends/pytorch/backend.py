@@ -43,8 +43,16 @@ class PyTorchBackend(NativeBackend):
             for line in options.chosen:
                 self.host.log(codes.LOG_INFO, "pytorch.py", 0, line)
         self.writes_inputs = program.writes_inputs
-        self._execution = TorchExecution(self._torch, program, naming, tensors, config, options, gpu)
-        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config), "TorchScript")
+        gatherer = Gatherer
+        if gpu is not None:
+            from stubserve_stub.backends.on_gpu import Blocks, GpuGatherer  # not at the top: only GPUs need it
+
+            devices = self.host.channel.devices
+            assert devices is not None, "the server has given the instance a GPU"
+            self.blocks = Blocks(devices, int(instance.arguments["model_instance_device_id"]))
+            gatherer = GpuGatherer
+        self._execution = TorchExecution(self._torch, program, naming, tensors, config, options, self.blocks)
+        self._gatherer = gatherer(config["name"], self._batches, RaggedBatches.of(config), "TorchScript")
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         return self._gatherer.run(requests, self._execution.run)

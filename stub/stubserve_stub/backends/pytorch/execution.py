@@ -3,13 +3,14 @@
 A tensor is a view of its input's memory, so the inputs of a single request are not copied. A program that may write to
 its inputs, or keep them, gets a copy where the memory is read-only: because it is small, or because others see it, too.
 TorchScript and exported programs say whether they do; all others are assumed to. Results are copied once, when they are
-sent, unless they are an input. On a GPU inputs are copied up, and results down.
+sent, unless they are an input. On a GPU inputs are brought there (`backends.on_gpu`), into memory that is the
+program's own if it may keep them or write to them. Results stay there, or are copied down.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Collection, Dict, List, Mapping, Sequence
 
 from stubserve_stub.api.bytes_tensor import object_array
 from stubserve_stub.backends.gather import Gathered
@@ -28,7 +29,8 @@ _GPU = re.compile("cuda|nvidia", re.IGNORECASE)
 class TorchExecution:
     """One program, with the configuration's names for its arguments and results. `torch` is the package.
 
-    `gpu` is where inputs go, None for the CPU, and for a model that brings them elsewhere itself.
+    `blocks` is the memory of the GPU where inputs go. It is None for the CPU, and for a model that brings its inputs
+    elsewhere itself.
     """
 
     def __init__(
@@ -39,11 +41,11 @@ class TorchExecution:
         tensors: Tensors,
         config: Mapping[str, Any],
         options: TorchOptions,
-        gpu: Optional[str],
+        blocks: Any,
     ) -> None:
         self._torch_tensor = torch.Tensor
         self._mode = torch.inference_mode if options.inference_mode else torch.no_grad
-        self._gpu = gpu
+        self._blocks = blocks
         # Gives what torch keeps back to the GPU, after each execution
         self._clean = torch.cuda.empty_cache if options.cleans_cache else None
         self._program = program
@@ -72,7 +74,7 @@ class TorchExecution:
                 try:
                     value = self._program.call(*arguments)
                 except Exception as error:
-                    raise Refusal(f"PyTorch execute failure: {explain(error, self._gpu is None)}") from None
+                    raise Refusal(f"PyTorch execute failure: {explain(error, self._blocks is None)}") from None
             results = self._results(batch.outputs, value)
         if self._clean is not None:
             del value, arguments
@@ -92,15 +94,18 @@ class TorchExecution:
         if view.datatype == BYTES:
             return view.memory.tolist()
         memory = view.memory
-        if self._gpu is not None:
-            return self._tensors.over(memory, view.datatype, view.shape).to(self._gpu)
+        if self._blocks is not None:
+            placed = self._blocks.fresh(view.name, memory, may_share=not self._program.writes_inputs)
+            return self._tensors.on_gpu(placed, view.datatype, view.shape)
         if self._program.writes_inputs and not memory.flags.writeable:
             memory = memory.copy()
         return self._tensors.over(memory, view.datatype, view.shape)
 
     def _results(self, names: Collection[str], value: Any) -> Dict[str, NativeOutput]:
+        """The outputs with these names. A dict says of each whether a request wants it to stay on the GPU."""
+        stay = [name for name, stays in names.items() if stays] if isinstance(names, dict) else ()
         if isinstance(value, dict):
-            return {name: self._output(name, _by_key(name, value)) for name in names}
+            return {name: self._output(name, _by_key(name, value), name in stay) for name in names}
         # A list of strings is one result, a list of anything else is several.
         if isinstance(value, self._torch_tensor) or (isinstance(value, list) and value and isinstance(value[0], str)):
             value = (value,)
@@ -118,17 +123,18 @@ class TorchExecution:
                     f"model has {len(value)} outputs",
                     codes.INVALID_ARG,
                 )
-            outputs[name] = self._output(name, value[position])
+            outputs[name] = self._output(name, value[position], name in stay)
         return outputs
 
-    def _output(self, name: str, value: Any) -> NativeOutput:
+    def _output(self, name: str, value: Any, stays: bool) -> NativeOutput:
         expected = self._types[name]
         if isinstance(value, self._torch_tensor):
             number = self._tensors.number_of(value.dtype)
             if number != expected:
                 raise self._mistyped(name, str(value.dtype) if number is None else BY_NUMBER[number].config_name)
             shape = tuple(value.shape) or self._scalars[name]
-            return NativeOutput(name, expected, shape, self._tensors.memory_of(value))
+            memory = self._there(value) if stays else None
+            return NativeOutput(name, expected, shape, self._tensors.memory_of(value) if memory is None else memory)
         if isinstance(value, list) and all(isinstance(element, str) for element in value):
             if expected != BYTES:
                 raise self._mistyped(name, BY_NUMBER[BYTES].config_name)
@@ -137,6 +143,13 @@ class TorchExecution:
             f"PyTorch execute failure: output '{name}' must be of type Tensor or List[str], received "
             f"{type(value).__name__}"
         )
+
+    def _there(self, value: Any) -> Any:
+        """The memory of a result where it is, None if that is not the GPU of the instance."""
+        if self._blocks is None or not value.is_cuda or value.device.index != self._blocks.gpu.number:
+            return None
+        value = self._tensors.plain(value)
+        return self._blocks.over(value.data_ptr(), value.numel() * value.element_size(), value)
 
     def _mistyped(self, name: str, provided: str) -> Refusal:
         return Refusal(

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 import numpy as np
 
+from stubserve_stub.api import dlpack
 from stubserve_stub.backends.loading import TensorInfo, added_inputs, added_outputs, compare, compare_type, dims_of
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.datatypes import BF16, BY_CONFIG_NAME, BY_NUMBER, BYTES
@@ -58,16 +59,24 @@ class Tensors:
         tensor = self._torch.from_numpy(memory.view(self._numpy[datatype]).reshape(shape))
         return tensor.view(self._bfloat16) if datatype == BF16 else tensor
 
-    def memory_of(self, tensor: Any) -> Any:
-        """The bytes of a tensor of a known type, in C order, as an array of uint8; without a copy where possible."""
+    def on_gpu(self, memory: Any, datatype: int, shape: Sequence[int]) -> Any:
+        """A tensor over memory of a GPU (`DeviceMemory`), which it keeps alive."""
+        capsule = dlpack.export_device(memory, datatype, shape, memory.address, memory.gpu.number)
+        return self._torch.from_dlpack(capsule)
+
+    def plain(self, tensor: Any) -> Any:
+        """A tensor whose bytes are there in C order; without a copy where possible."""
         if tensor.requires_grad:
             tensor = tensor.detach()
-        if not tensor.is_cpu:
-            tensor = tensor.cpu()
         if tensor.is_neg():
             tensor = tensor.resolve_neg()
-        if not tensor.is_contiguous():
-            tensor = tensor.contiguous()
+        return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+    def memory_of(self, tensor: Any) -> Any:
+        """The bytes of a tensor of a known type, in C order, as an array of uint8; without a copy where possible."""
+        tensor = self.plain(tensor)
+        if not tensor.is_cpu:
+            tensor = tensor.cpu()
         if tensor.dtype is self._bfloat16:
             tensor = tensor.view(self._int16)
         return tensor.numpy().reshape(-1).view(np.uint8)
