@@ -206,6 +206,36 @@ def test_a_plan_that_is_refused(
     assert reason in reason_of(repository, tmp_path)
 
 
+def test_a_configuration_as_many_repositories_have_it(repository: Path, tmp_path: Path) -> None:
+    """A network for pictures: fixed dimensions, batches, two instances on one GPU, graphs of CUDA."""
+    dims = [3, 64, 64]
+    picture = tensor("X", [-1, *dims], ranges=[[[1, *dims], [2, *dims], [4, *dims]]])
+    write_plan(
+        repository,
+        "detector",
+        "double",
+        picture,
+        tensor("Y", [-1, *dims]),
+        config="""
+            name: "detector"
+            platform: "tensorrt_plan"
+            max_batch_size: 4
+            input [ { name: "X" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 64, 64 ] } ]
+            output [ { name: "Y" data_type: TYPE_FP32 dims: [ 3, 64, 64 ] } ]
+            instance_group [ { count: 2 kind: KIND_GPU gpus: [ 0 ] } ]
+            dynamic_batching { preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 100 }
+            optimization { cuda { graphs: true } }
+        """,
+    )
+    with TensorRtServing(repository, tmp_path) as server:
+        server.wait_until_ready()
+        server.wait_for("`optimization { cuda { graphs } }` has no effect: it changes only how fast a plan runs")
+        pictures = np.random.default_rng(25).random((3, *dims), np.float32)
+        for _ in range(4):
+            assert (binary_output(ask(server, "detector", pictures)) == 2 * pictures).all()
+        assert len(server.stub_pids()) == 2
+
+
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [
