@@ -20,6 +20,7 @@ from tests.gpu_models import (
     DECOUPLED,
     FRAMEWORK,
     HOST,
+    ON_GPU,
     PASS,
     STREAM,
     TURN,
@@ -43,6 +44,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServing]:
     write_gpu_model(repository, "turn", TURN)
     write_gpu_model(repository, "pass", PASS)
     write_chain(repository, "chain", "upload", "turn", "pass")
+    steps = ON_GPU % 0 + "sequence_batching { max_sequence_idle_microseconds: 60000000 }"
+    write_gpu_model(repository, "steps", TURN, extra=steps)
+    write_chain(repository, "sequence", "upload", "steps", "pass")
     write_gpu_model(repository, "host", HOST, gpu=None, stays=False)
     write_chain(repository, "to_host", "upload", "host")
     write_gpu_model(repository, "look", "return given.as_numpy()")
@@ -78,6 +82,18 @@ def test_an_ensemble_brings_nothing_to_the_host_but_its_answer(server: GpuServin
         with server.copying() as copied:
             assert (binary_output(server.infer_array("chain", NUMBERS)) == TURNED).all()
         assert copied == {UP: NBYTES, WITHIN: 3 * NBYTES, DOWN: NBYTES}
+
+
+def test_the_steps_of_a_sequence_bring_nothing_to_the_host_but_their_answers(server: GpuServing) -> None:
+    for step in range(3):
+        sequence = {"sequence_id": 7, "sequence_start": step == 0, "sequence_end": step == 2}
+        sequence["binary_data_output"] = True
+        with server.copying() as copied:
+            answer = server.infer_array("sequence", NUMBERS + step, parameters=sequence)
+            assert (binary_output(answer) == TURNED + step).all()
+        assert copied == {UP: NBYTES, WITHIN: 3 * NBYTES, DOWN: NBYTES}
+    late = server.infer_array("sequence", NUMBERS, parameters={"sequence_id": 7, "binary_data_output": True})
+    assert late.status == 400
 
 
 def test_requests_of_models_hand_tensors_on(server: GpuServing) -> None:
