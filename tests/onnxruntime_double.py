@@ -103,7 +103,7 @@ class Binding:
         ]
 
 
-if any("stubserve_stub" in word for word in sys.orig_argv):
+if os.environ.get("USE_DOUBLES") or any("stubserve_stub" in word for word in sys.orig_argv):
     try:
         import onnxruntime
     except ImportError:

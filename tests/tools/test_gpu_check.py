@@ -8,18 +8,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from stubserve_stub.backends.onnxruntime import execution
 from stubserve_stub.device.cuda_functions import LIBRARY_VARIABLE
 
+from tests import onnxruntime_double, tensorrt_double
 from tests.emulated_gpu import build
-from tools.gpu_check import kernels, libraries
+from tools.gpu_check import backends, kernels, libraries
 from tools.gpu_check.__main__ import ROWS
-from tools.gpu_check.row import BrokenError
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +50,7 @@ def test_every_promise_that_needs_no_kernel_holds_with_the_emulated_driver(tmp_p
     *lines, last = printed.splitlines()
     outcomes = {row.promise: line[:9].strip() for row, line in zip(ROWS, lines, strict=True) if row.promise in line}
     assert len(outcomes) == len(ROWS)
-    not_tried = {row.promise for row in (*kernels.ROWS, *libraries.ROWS)}
+    not_tried = {row.promise for row in (*kernels.ROWS, *libraries.ROWS, *backends.ROWS)}
     for row in ROWS:
         expected = "measured" if row.measures else "not tried" if row.promise in not_tried else "holds"
         assert outcomes[row.promise] == expected, printed
@@ -86,28 +84,25 @@ def test_the_kernels_compile(capability: tuple[int, int], tmp_path: Path) -> Non
     subprocess.run([ptxas, f"-arch={architecture}", "-o", os.devnull, source], check=True)
 
 
-def test_the_row_of_the_onnxruntime_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the double of a session on a GPU. One that keeps what was bound first gives wrong answers, and fails."""
-    runtime = pytest.importorskip("onnxruntime")
-    doubles = pytest.importorskip("tests.stub.backends.test_onnxruntime_gpu")
-    monkeypatch.setattr(runtime, "InferenceSession", doubles.Double)
-    monkeypatch.setattr(runtime, "get_available_providers", lambda: [doubles.CUDA, doubles.CPU])
-    monkeypatch.setattr(runtime, "preload_dlls", lambda: None, raising=False)
-    gpu: Any = SimpleNamespace(facts=SimpleNamespace(number=0))
-    assert libraries.with_onnx_backend(gpu).startswith("onnxruntime ")
-    monkeypatch.setattr(execution.Execution, "_bind_inputs", bound_once(execution.Execution._bind_inputs))
-    with pytest.raises(BrokenError, match=r"for inputs of 5"):
-        libraries.with_onnx_backend(gpu)
-
-
-def bound_once(bind: Any) -> Any:
-    """`Execution._bind_inputs`, as if a binding were of memory and not of bytes."""
-
-    def bind_inputs(self: Any, inputs: Any) -> Any:
-        self._on_gpu = False
-        return bind(self, inputs)
-
-    return bind_inputs
+@pytest.mark.parametrize(("package", "double"), [("onnxruntime", onnxruntime_double), ("tensorrt", tensorrt_double)])
+def test_the_rows_of_backends(package: str, double: Any, tmp_path: Path) -> None:
+    """With a double of the package, on the emulated driver."""
+    if package != "tensorrt":
+        pytest.importorskip(package)
+    row = f"from tools.gpu_check import backends, row; print(backends.with_{package}(row.Gpu(0)))"
+    done = subprocess.run(
+        [sys.executable, "-c", row],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            LIBRARY_VARIABLE: str(build(tmp_path)),
+            "USE_DOUBLES": "1",
+            "PYTHONPATH": os.pathsep.join([str(double.install(tmp_path)), *sys.path]),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith(package + " "), done.stderr
 
 
 def test_the_model_for_onnxruntime_doubles() -> None:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from stubserve_stub.device.driver import NoDriver
 
-from . import bandwidth, kernels, libraries, memory, other, processes
+from . import backends, bandwidth, kernels, libraries, memory, other, processes
 from .row import MIB, BrokenError, Gpu, NotTriedError, Row
 
-ROWS: list[Row] = [*memory.ROWS, *processes.ROWS, *kernels.ROWS, *bandwidth.ROWS, *libraries.ROWS]
+ROWS: list[Row] = [*memory.ROWS, *processes.ROWS, *kernels.ROWS, *bandwidth.ROWS, *libraries.ROWS, *backends.ROWS]
 HOLDS, FAILS, NOT_TRIED, MEASURED, NO_DRIVER = "holds", "fails", "not tried", "measured", "no driver"
 ROW_S = 90.0
 ALL_S = 560.0

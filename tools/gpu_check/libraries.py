@@ -5,13 +5,11 @@ from __future__ import annotations
 import base64
 import importlib
 import struct
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from stubserve_stub.device.pool import Pool
 
-from .row import MIB, BrokenError, Gpu, NotTriedError, Row
+from .row import MIB, Gpu, NotTriedError, Row
 
 COUNT = 1 << 18
 NBYTES = 4 * COUNT
@@ -21,7 +19,7 @@ DOUBLE = base64.b64decode(
 )
 
 
-def _library(name: str) -> Any:
+def library(name: str) -> Any:
     """A module. Raises NotTriedError where it is not installed, or does not load."""
     try:
         return importlib.import_module(name)
@@ -66,7 +64,7 @@ class _Lent:
 
 
 def with_torch(gpu: Gpu) -> str:
-    torch = _library("torch")
+    torch = library("torch")
     if not torch.cuda.is_available():
         raise NotTriedError(f"torch {torch.__version__} finds no GPU")
     tensors = _Tensors(gpu)
@@ -83,7 +81,7 @@ def with_torch(gpu: Gpu) -> str:
 
 
 def with_cupy(gpu: Gpu) -> str:
-    cupy = _library("cupy")
+    cupy = library("cupy")
     tensors = _Tensors(gpu)
     with cupy.cuda.Device(gpu.facts.number):
         memory = cupy.cuda.UnownedMemory(tensors.x, NBYTES, tensors, gpu.facts.number)
@@ -96,8 +94,9 @@ def with_cupy(gpu: Gpu) -> str:
     return f"cupy {cupy.__version__}"
 
 
-def _onnxruntime() -> Any:
-    runtime = _library("onnxruntime")
+def onnxruntime_for_gpus() -> Any:
+    """The module. Raises NotTriedError where it is not there, or is made for CPUs."""
+    runtime = library("onnxruntime")
     if "CUDAExecutionProvider" not in runtime.get_available_providers():
         raise NotTriedError(f"onnxruntime {runtime.__version__} is built without CUDA")
     if hasattr(runtime, "preload_dlls"):
@@ -105,40 +104,8 @@ def _onnxruntime() -> Any:
     return runtime
 
 
-def with_onnx_backend(gpu: Gpu) -> str:
-    """Batches at one address, each with other bytes: binding copies to a GPU, so each has to be bound anew."""
-    runtime, numpy = _onnxruntime(), _library("numpy")
-    _library("msgpack")
-    from stubserve_stub.backends.gather import Gathered
-    from stubserve_stub.backends.native import InputView
-    from stubserve_stub.backends.onnxruntime.contract import contract_of
-    from stubserve_stub.backends.onnxruntime.execution import Execution
-    from stubserve_stub.backends.onnxruntime.session import open_session, options_of
-    from stubserve_stub.wire.datatypes import BY_NAME
-
-    options = options_of({"name": "double"}, {}, runtime.get_available_providers(), gpu.facts.number)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.onnx")
-        path.write_bytes(DOUBLE)
-        session = open_session(runtime, str(path), "double_0", options)
-
-    def room(nbytes: int) -> Any:
-        return numpy.empty(nbytes, numpy.uint8)
-
-    execution = Execution(session, contract_of(session), None, room, {}, on_gpu=True)
-    memory = numpy.empty(COUNT, numpy.float32)
-    for value in (3, 5, 7):
-        memory[:] = value
-        given = InputView("X", BY_NAME["FP32"].number, (COUNT,), memory.view(numpy.uint8))
-        output = execution.run(Gathered({"X": given}, ["Y"], 1, COUNT))["Y"]
-        found = numpy.frombuffer(output.memory, numpy.float32)
-        if found.size != COUNT or (found != 2 * value).any():
-            raise BrokenError(f"{found[:4]} of {found.size} elements for inputs of {value}")
-    return f"onnxruntime {runtime.__version__}"
-
-
 def with_onnxruntime(gpu: Gpu) -> str:
-    runtime, numpy = _onnxruntime(), _library("numpy")
+    runtime, numpy = onnxruntime_for_gpus(), library("numpy")
     tensors = _Tensors(gpu)
     provider = ("CUDAExecutionProvider", {"device_id": gpu.facts.number})
     session = runtime.InferenceSession(DOUBLE, providers=[provider])
@@ -154,7 +121,7 @@ def with_onnxruntime(gpu: Gpu) -> str:
 
 
 def with_tensorrt(gpu: Gpu) -> str:
-    tensorrt = _library("tensorrt")
+    tensorrt = library("tensorrt")
     tensors = _Tensors(gpu)
     logger = tensorrt.Logger(tensorrt.Logger.ERROR)
     builder = tensorrt.Builder(logger)
@@ -177,7 +144,6 @@ def with_tensorrt(gpu: Gpu) -> str:
 ROWS = [
     Row("torch computes on a pool's memory, and its tensors are copied in their stream's order", with_torch),
     Row("cupy computes on a pool's memory, and its arrays are copied in their stream's order", with_cupy),
-    Row("the onnxruntime backend runs a model on the GPU", with_onnx_backend),
     Row("onnxruntime reads inputs from a pool and writes outputs to it", with_onnxruntime),
     Row("TensorRT reads inputs from a pool and writes outputs to it", with_tensorrt),
 ]
