@@ -33,6 +33,7 @@ import tritonclient.grpc
 from stubserve.fleet.group import Group
 from tests.deploy.test_balancers import CLIENTS, ENOUGH, SEQUENCE, SEQUENCES, SUMS, Load, infer
 from tests.real_server import eventually, io_config, write_model
+from tests.server.ensembles import one
 
 ROOT = Path(__file__).parents[2]
 NODES = 3
@@ -48,6 +49,23 @@ SLOW = """
             time.sleep(0.05)
             return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", pb_utils.get_input_tensor_by_name(
                 request, "INPUT0").as_numpy())]) for request in requests]
+"""
+PLUS = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", request.inputs()[0].as_numpy() + 1)])
+                    for request in requests]
+"""
+CALLING = """
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            return [pb_utils.InferenceResponse(pb_utils.InferenceRequest(
+                model_name="MODEL", inputs=request.inputs(), requested_output_names=["OUTPUT0"]
+            ).exec().output_tensors()) for request in requests]
 """
 ONE = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
 
@@ -285,6 +303,30 @@ def test_each_model_is_asked_where_it_is(cluster: Cluster, repository: Path) -> 
     assert get("/v2/models/one/infer", ONE)[0] == 200
     assert b"not for a fleet" in get("/v2/systemsharedmemory/status")[1]
     grpc.close()
+
+
+@needs_ray
+@needs_nodes
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_models_call_those_of_other_applications(cluster: Cluster, repository: Path) -> None:
+    """An ensemble with a step elsewhere, and two applications that call each other; the servers are on any nodes."""
+    write_model(repository, "plus", PLUS, io_config("INT32", "1", 8))
+    write_model(repository, "twice", PLUS.replace("+ 1", "* 2"), io_config("INT32", "1", 8))
+    write_model(repository, "calls", CALLING.replace("MODEL", "plus"), io_config("INT32", "1", 8))
+    steps = one("plus", "INPUT0", "t") + one("twice", "t", "OUTPUT0")
+    both = io_config("INT32", "1", 8, f"ensemble_scheduling {{ {steps} }}").replace("backend:", "platform:")
+    (repository / "both" / "1").mkdir(parents=True)
+    (repository / "both" / "config.pbtxt").write_text(both.replace('"python"', '"ensemble"'))
+    cluster.deploy("front", "front", fronts=NODES, **PORTS)
+    more = {"repository": str(repository), "flags": "--shm-limit=256M", "front": "front"}
+    cluster.deploy("first", models=["plus", "both"], calls=["twice"], replicas=2, **more)
+    cluster.deploy("second", models=["twice", "calls"], calls=["plus"], replicas=2, **more)
+    for name, expected in (("both", 16), ("calls", 8), ("twice", 14)):
+        until(functools.partial(answers_at, name))
+        for _ in range(20):
+            status, body = get(f"/v2/models/{name}/infer", ONE)
+            assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [expected])
 
 
 @needs_ray

@@ -60,7 +60,7 @@ def test_backends_do_not_know_each_other() -> None:
             shared = {f"backends.{part}" for part in parts}
             others = {name for name in all_imported if name.startswith("backends.")} - shared
             # Their models are Python models that are built in.
-            built_in = module.startswith(("backends.repeat", "backends.video", "backends.llamacpp"))
+            built_in = module.startswith(("backends.repeat", "backends.remote", "backends.video", "backends.llamacpp"))
             known = ("backends.python",) if built_in else ()
             assert all(name.startswith((folder, "backends.loading", *known)) for name in others), (module, others)
 

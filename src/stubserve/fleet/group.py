@@ -13,14 +13,17 @@ class Group:
     """What can be said of a group of models.
 
     `repository` is a folder or a cloud address that all nodes reach. `models` are its models that belong to the group;
-    none means all. Models that call one another (BLS, ensembles) belong in one group. `replicas` is a number, or
-    `{min: 1, max: 8}`: then Ray follows the demand (`demand`). `cpus`, `gpus` and `resources` are what Ray reserves for
-    each replica. `flags` are further ones of `stubserve serve`. `drain_s` is how long, in seconds, a replica that
-    leaves waits for its sequences to end. `front` is the name of the application with the fronts.
+    none means all. `calls` are models of other groups that they call (BLS, ensembles), and `calls_at` is the front that
+    is asked for these. `replicas` is a number, or `{min: 1, max: 8}`: then Ray follows the demand (`demand`). `cpus`,
+    `gpus` and `resources` are what Ray reserves for each replica. `flags` are further ones of `stubserve serve`.
+    `drain_s` is how long, in seconds, a replica that leaves waits for its sequences to end. `front` is the name of the
+    application with the fronts.
     """
 
     repository: str
     models: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    calls_at: str = "http://127.0.0.1:8000"
     replicas: Any = 1
     cpus: float = 1.0
     gpus: float = 0.0
@@ -41,8 +44,8 @@ class Group:
 
     @property
     def words(self) -> list[str]:
-        """The group's part of the command line of `stubserve serve`."""
-        chosen = [f"--load-model={model}" for model in self.models] or ["--load-model=*"]
+        """The group's part of the command line of `stubserve serve`. A replica loads the models of one with `calls`."""
+        chosen = [] if self.calls else [f"--load-model={model}" for model in self.models] or ["--load-model=*"]
         return [self.repository, "--model-control-mode=explicit", *chosen, *shlex.split(self.flags)]
 
 
@@ -54,6 +57,8 @@ def group_of(said: dict[str, Any]) -> Group:
     if not said.get("repository"):
         raise ValueError("stubserve.ray_serve:models: name the folder of models: `args: { repository: /srv/models }`")
     group = Group(**said)
+    if group.calls and (not group.models or set(group.calls) & set(group.models)):
+        raise ValueError("stubserve.ray_serve:models: `calls` are models of other groups, and `models` names its own")
     try:
         if not 1 <= group.least <= group.most:
             raise ValueError(group.replicas)

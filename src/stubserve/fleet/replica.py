@@ -20,12 +20,17 @@ import sys
 import time
 import uuid
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 from stubserve.fleet import child
 from stubserve.fleet.asking import Reply, ask, ask_for
 from stubserve.fleet.demand import Demand
 from stubserve.fleet.directory import Change, Member, Told
 from stubserve.fleet.group import Group
+from stubserve.model_config.parse import parse_text
+from stubserve.model_config.render import to_json_dict
 
 log = logging.getLogger("ray.serve")
 
@@ -67,6 +72,8 @@ class Replica:
         ]
         self._process = child.start([sys.executable, "-m", "stubserve", *words], signal.SIGTERM)
         await self._until_ready()
+        if group.calls:
+            await self._load()
         sequences = await self._any_sequences()
         self._member = replace(self._member, sequences=sequences)
         self._announcing = asyncio.get_running_loop().create_task(self._announce_forever())
@@ -108,6 +115,20 @@ class Replica:
                 self._end()
                 raise RuntimeError(f"the models are not ready after {_START_S:.0f} s")
             await asyncio.sleep(0.1)
+
+    async def _load(self) -> None:
+        """Loads the group's models, and first those of other groups as remote ones: ensembles need them at their load.
+
+        Raises RuntimeError if one cannot be loaded.
+        """
+        loads = [(model, _remote(self._group, model)) for model in self._group.calls]
+        for model, config in [*loads, *((model, None) for model in self._group.models)]:
+            body = json.dumps({"parameters": {"config": json.dumps(config)}} if config else {}).encode()
+            path = f"/v2/repository/models/{quote(model, safe='')}/load"
+            reply = await ask_for(self._member, path, body, _START_S)
+            if reply.status != 200:
+                self._end()
+                raise RuntimeError(f"model '{model}' is not loaded: {reply.body.decode(errors='replace')}")
 
     async def _any_sequences(self) -> bool:
         reply = await self._ask("POST", "/v2/repository/index", b'{"ready": true}')
@@ -170,6 +191,23 @@ class Replica:
         """Ends the server as SIGTERM does, and returns when it has ended."""
         self._process.send_signal(signal.SIGTERM)
         self._process.wait()
+
+
+def _remote(group: Group, model: str) -> dict[str, Any]:
+    """The configuration, as JSON has it, by which a replica asks a front for a model of another group.
+
+    Inputs and outputs come from the repository where it is a folder that says them: so groups may call each other.
+    Else the front is asked for them, until the other group is there.
+    """
+    given = {"url": group.calls_at, "patience_s": str(int(_START_S))}
+    config: dict[str, Any] = {"backend": "remote"}
+    config["parameters"] = {name: {"string_value": value} for name, value in given.items()}
+    file = Path(group.repository, model, "config.pbtxt")
+    if file.is_file():
+        said = to_json_dict(parse_text(file.read_text(), str(file)))
+        if said.get("input") and said.get("output"):
+            config.update({name: said[name] for name in ("max_batch_size", "input", "output") if name in said})
+    return config
 
 
 def node_address() -> str:

@@ -28,7 +28,7 @@ class ErrorCode(BoundEnum):
 
     UNKNOWN = 0
     INTERNAL = codes.INTERNAL
-    NOT_FOUND = 2
+    NOT_FOUND = codes.NOT_FOUND
     INVALID_ARG = codes.INVALID_ARG
     UNAVAILABLE = codes.UNAVAILABLE
     UNSUPPORTED = codes.UNSUPPORTED

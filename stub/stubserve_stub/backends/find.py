@@ -15,6 +15,7 @@ BUILT_IN = {
     "onnxruntime": ("stubserve_stub.backends.onnxruntime.backend", "OnnxRuntimeBackend"),
     "tensorrt": ("stubserve_stub.backends.tensorrt.backend", "TensorRtBackend"),
     "pytorch": ("stubserve_stub.backends.pytorch.backend", "PyTorchBackend"),
+    "remote": ("stubserve_stub.backends.remote.backend", "RemoteBackend"),
     "llamacpp": ("stubserve_stub.backends.llamacpp.backend", "LlamaCppBackend"),
     "tracking": ("stubserve_stub.backends.tracking.backend", "TrackingBackend"),
     "video": ("stubserve_stub.backends.video.backend", "VideoBackend"),

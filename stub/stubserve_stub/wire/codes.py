@@ -5,6 +5,7 @@ from __future__ import annotations
 # Of Triton's error codes, as its Python backend numbers them, those that the stub itself uses
 UNKNOWN = 0
 INTERNAL = 1
+NOT_FOUND = 2
 INVALID_ARG = 3
 UNAVAILABLE = 4
 UNSUPPORTED = 5
