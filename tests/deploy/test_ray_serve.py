@@ -320,7 +320,8 @@ def test_models_call_those_of_other_applications(cluster: Cluster, repository: P
     (repository / "both" / "config.pbtxt").write_text(both.replace('"python"', '"ensemble"'))
     cluster.deploy("front", "front", fronts=NODES, **PORTS)
     more = {"repository": str(repository), "flags": "--shm-limit=256M", "front": "front"}
-    cluster.deploy("first", models=["plus", "both"], calls=["twice"], replicas=2, **more)
+    # A core each, and so each server on a node of its own
+    cluster.deploy("first", models=["plus", "both"], calls=["twice"], **more)
     cluster.deploy("second", models=["twice", "calls"], calls=["plus"], replicas=2, **more)
     for name, expected in (("both", 16), ("calls", 8), ("twice", 14)):
         until(functools.partial(answers_at, name))
@@ -371,7 +372,7 @@ def test_replicas_follow_the_demand(cluster: Cluster, repository: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "arguments", "text"),
     [
-        ("models", {"repository": "m", "replica": 2}, "no argument 'replica', only cpus, "),
+        ("models", {"repository": "m", "replica": 2}, "no argument 'replica', only calls, "),
         ("models", {"replicas": 2}, "name the folder of models"),
         ("models", {"repository": "m", "replicas": {"min": 2}}, "`replicas` is {'min': 2}, not a number from 1"),
         ("front", {"repository": "m"}, "no argument 'repository', only fronts, "),
