@@ -136,7 +136,8 @@ if os.environ.get("USE_DOUBLES") or any("stubserve_stub" in word for word in sys
                 return getattr(self._real, name)
 
         onnxruntime.InferenceSession = Session
-        onnxruntime.get_available_providers = lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+        names = ("Tensorrt", "CUDA", "CPU")
+        onnxruntime.get_available_providers = lambda: [name + "ExecutionProvider" for name in names]
         onnxruntime.preload_dlls = lambda: None
 '''
 

@@ -1,9 +1,10 @@
 """A double of the package tensorrt, whose engines compute by way of the emulated driver, and plans for it.
 
 Plans are JSON. An engine has a `program`, a name of those in PROGRAMS, which makes arrays of its outputs from arrays of
-its inputs. It is run as a GPU would run it: on the device that is the current one of the thread, behind the work of the
-stream, from addresses of the device. What the real package refuses or wants, as far as the backend meets it, the double
-refuses and wants, too: a context before anything else, addresses for all tensors, shapes within the profile.
+its inputs; that of the program `zeros` has outputs of zeros, in the shape that each says. It is run as a GPU would run
+it: on the device that is the current one of the thread, behind the work of the stream, from addresses of the device.
+What the real package refuses or wants, as far as the backend meets it, the double refuses and wants, too: a context
+before anything else, addresses for all tensors, shapes within the profile.
 """
 
 from __future__ import annotations
@@ -178,6 +179,8 @@ class IExecutionContext:
         tensor = self.engine.tensors[name]
         if tensor["input"]:
             return self.shapes.get(name, tuple(tensor["shape"]))
+        if "zeros" in tensor:
+            return tuple(tensor["zeros"])
         inputs = {one: about for one, about in self.engine.tensors.items() if about["input"]}
         values = {one: self._host(one) for one, about in inputs.items() if about.get("host")}
         return tuple(SHAPES[self.engine.plan["program"]](self.shapes, values, name))
@@ -210,7 +213,10 @@ class IExecutionContext:
                         "cuMemcpyDtoHAsync", address_of(arrays[name]), self.addresses[name], arrays[name].nbytes, handle
                     )
         gpu.device.call("cuStreamSynchronize", ctypes.c_void_p(stream))
-        made = PROGRAMS[engine.plan["program"]](arrays)
+        if engine.plan["program"] == "zeros":
+            made = {name: np.zeros(one["zeros"]) for name, one in engine.tensors.items() if not one["input"]}
+        else:
+            made = PROGRAMS[engine.plan["program"]](arrays)
         for name, array in made.items():
             array = np.ascontiguousarray(array, _NUMPY[engine.tensors[name]["dtype"]])
             if engine.tensors[name].get("host"):
