@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 
@@ -203,3 +205,19 @@ def test_environments_and_backends_in_python(bucket: Bucket, tmp_path: Path) -> 
         assert Path(versions(server, "packed")[2]) == prefix
         server.wait_for_all("Extracting Python execution env", 1)
         assert bucket.store.gets(f"/{name}/models/packed/env.tar.gz") == 1
+
+
+def test_servers_of_one_machine_that_start_together_share_the_work(bucket: Bucket, tmp_path: Path) -> None:
+    """As replicas of a fleet do: each object is fetched once, and an environment is extracted once."""
+    config = TELLS.format("$$TRITON_MODEL_DIRECTORY/env.tar.gz", "")
+    bucket.store.put_folder(bucket.name, "models/packed", write_model(bucket.home, "packed", MODEL, config))
+    bucket.store.put(bucket.name, "models/packed/env.tar.gz", small_archive(tmp_path).read_bytes())
+    bucket.store.put(bucket.name, "models/packed/1/big.bin", bytes(16 << 20))
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as threads:
+        cache = f"--environment-cache={tmp_path / 'environments'}"
+        servers = list(threads.map(lambda _: stack.enter_context(bucket.serving(cache)), range(3)))
+        prefixes = {Path(versions(server, "packed")[2]) for server in servers}
+        assert len(prefixes) == 1
+        assert sum("Extracting Python execution env" in server.output for server in servers) == 1
+    for name in ("env.tar.gz", "1/big.bin", "1/model.py"):
+        assert bucket.store.gets(f"/{bucket.name}/models/packed/{name}") == 1

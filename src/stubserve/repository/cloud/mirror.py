@@ -1,6 +1,7 @@
 """A repository in the cloud as folders on this machine, from which it is served like any other.
 
     <cache>/<address>/objects/<key>            contents, by address, path, size and tag: kept from one run to the next
+    <cache>/<address>/fetching/<key>        held by the server that fetches objects of a model
     <cache>/<address>/servers/<n>/lock         held by the server whose folder this is
     <cache>/<address>/servers/<n>/copies/<c>/  one state of one model: hard links to objects
     <cache>/<address>/servers/<n>/models/<m>   link to the copy that is current
@@ -27,7 +28,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from stubserve.environments.cache import default_folder
@@ -140,6 +141,13 @@ class Mirror:
 
     def _copy(self, name: str, listing: Mapping[str, Stamp]) -> ModelCopy | None:
         """Makes the state of a listing the current one; None if the store has changed meanwhile."""
+        if all((self._objects / self._key(name, path, stamp)).exists() for path, stamp in listing.items()):
+            return self._copy_of(name, listing)
+        # Servers that start together wait for the first one, and then find the objects.
+        with self._fetching(name):
+            return self._copy_of(name, listing)
+
+    def _copy_of(self, name: str, listing: Mapping[str, Stamp]) -> ModelCopy | None:
         fetched: dict[str, Path] = {}
         try:
             for path, stamp in listing.items():
@@ -177,6 +185,20 @@ class Mirror:
         copy = self._copies[name] = ModelCopy(folder, listing)
         return copy
 
+    @contextlib.contextmanager
+    def _fetching(self, name: str) -> Iterator[None]:
+        """Lets one server of this machine at a time fetch what belongs to a model. The end of a server is enough."""
+        file = self._home / "fetching" / hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
+        try:
+            descriptor = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise internal(f"'{file}' cannot be made: {error.strerror}") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
     def _fetch(self, name: str, path: str) -> Path:
         descriptor, text = tempfile.mkstemp(prefix=".fetching-", dir=self._objects)
         os.close(descriptor)
@@ -198,7 +220,7 @@ class Mirror:
     def _begin(self) -> Path:
         """Makes the folder of this server, and removes those of servers that are gone. Raises OSError."""
         servers = self._home / "servers"
-        for folder in (self._objects, servers):
+        for folder in (self._objects, self._home / "fetching", servers):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for other in servers.iterdir():
             if _is_left_behind(other):
