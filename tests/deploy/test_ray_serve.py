@@ -189,6 +189,10 @@ def answers_at(model: str) -> bool:
     return get(f"/v2/models/{model}/infer", ONE)[0] == 200
 
 
+def answers_at_node(model: str, node: int) -> bool:
+    return get(f"/v2/models/{model}/config", node=node)[0] == 200
+
+
 def until(what: Callable[[], Any]) -> float:
     """Seconds until something is so."""
     began = time.monotonic()
@@ -303,6 +307,35 @@ def test_each_model_is_asked_where_it_is(cluster: Cluster, repository: Path) -> 
     assert get("/v2/models/one/infer", ONE)[0] == 200
     assert b"not for a fleet" in get("/v2/systemsharedmemory/status")[1]
     grpc.close()
+
+
+@needs_ray
+@needs_nodes
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_sequence_stays_with_its_server_whichever_front_is_asked(cluster: Cluster, repository: Path) -> None:
+    """The fronts tell each other which server has a sequence; a step that is faster than that is refused, not begun."""
+    write_model(repository, "sums", SUMS, io_config("INT32", "1", 8, SEQUENCE))
+    cluster.deploy("front", "front", fronts=NODES, **PORTS)
+    cluster.deploy("models", repository=str(repository), replicas=NODES, flags="--shm-limit=256M", front="front")
+    until(lambda: all(answers_at_node("sums", node) for node in range(NODES)))
+    refused = 0
+    for sequence in range(1, 41):
+        expected = 0
+        for step in range(6):
+            parameters = {"sequence_id": sequence, "sequence_start": step == 0, "sequence_end": step == 5}
+            tensor = {"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [step + sequence]}
+            expected += step + sequence
+            body = {"inputs": [tensor], "parameters": parameters}
+            deadline = time.monotonic() + 5
+            while True:
+                status, answer = get("/v2/models/sums/infer", body, (sequence + step) % NODES)
+                if status == 200 or time.monotonic() > deadline:
+                    break
+                assert b"must specify the START flag" in answer
+                refused += 1
+            assert (status, json.loads(answer)["outputs"][0]["data"]) == (200, [expected])
+    print(f"{refused} of 240 steps were sent again")
 
 
 @needs_ray
