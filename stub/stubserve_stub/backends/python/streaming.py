@@ -1,4 +1,4 @@
-"""Decoupled models that are built in: each answers a request from a thread of its own."""
+"""Models that are built in and answer each request from a thread of its own. All but `remote` are decoupled."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Answers = Callable[[InferenceResponseSender], None]
 
 
 class StreamingModel:
-    """A decoupled model. What `answers` raises, or the function that it returns, is the last response.
+    """Such a model. What `answers` raises, or the function that it returns, is the last response.
 
     With as many `streams` under way as it may have, an instance takes no further request until one has ended. So
     further requests go to the model's other instances, and wait in its queue when these are full, too.

@@ -22,10 +22,9 @@ from urllib.parse import quote
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender
-from stubserve_stub.backends.base import InstanceSetup, ModelFiles
+from stubserve_stub.backends.base import InstanceSetup
 from stubserve_stub.backends.loading import Parameters
 from stubserve_stub.backends.python.backend import PythonBackend
-from stubserve_stub.backends.python.model import Model
 from stubserve_stub.backends.python.streaming import Answers, StreamingBackend, StreamingModel
 from stubserve_stub.backends.remote.exchange import LENGTH, Server, decoded, encoded, failure_of
 from stubserve_stub.runtime.failure import Refusal
@@ -144,10 +143,7 @@ class _RemoteModel(StreamingModel):
 
 class RemoteBackend(StreamingBackend):
     completes_config = True
-
-    def model_initialize(self, model: ModelFiles) -> None:
-        self._model = Model(_RemoteModel, __file__)
-        self.methods = ("execute",)
+    model_class = _RemoteModel
 
     def complete_config(self, model: str, config_json: str) -> str:
         config: Dict[str, Any] = json.loads(config_json)
