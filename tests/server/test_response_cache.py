@@ -233,8 +233,10 @@ def test_the_cache_gives_way_to_requests(tmp_path: Path) -> None:
     write_counts(tmp_path)
     with Serving(tmp_path, "--cache-config=local,size=1G", "--shm-limit=48M") as server:
         for value in range(40):  # 40 answers of 2.4 MB each
-            ask(server, array=np.full(600_000, value, np.float32))
-        assert ask(server, array=SMALL) == 41
+            array = np.full(600_000, value, np.float32)
+            # A request waits 0.1 s for memory, and a busy machine may keep the stub that gives it from a processor.
+            eventually(lambda array=array: server.infer_array("counts", array).status == 200)
+        assert ask(server, array=SMALL) >= 41
 
 
 def test_a_herd_is_computed_once(tmp_path: Path) -> None:
