@@ -234,6 +234,11 @@ def _among_zeros(memories: Sequence[Any], nbytes: int) -> Any:
     return joined
 
 
+def staying(outputs: Collection[str]) -> Collection[str]:
+    """Those of a request's outputs that stay on the GPU, which it says of each if any of them may."""
+    return [name for name, stays in outputs.items() if stays] if isinstance(outputs, dict) else ()
+
+
 def joined_shape(views: Sequence[InputView]) -> Sequence[int]:
     """The shape of one input of these requests, with the rows of all."""
     shape = views[0].shape

@@ -11,11 +11,11 @@ Between two batches a stub keeps the blocks of inputs, and nothing else.
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from stubserve_stub.backends.gather import Gathered, Gatherer, joined_shape
+from stubserve_stub.backends.gather import Gathered, Gatherer, joined_shape, staying
 from stubserve_stub.backends.native import InputView, NativeRequest, NativeResponse
 from stubserve_stub.device import gpu as gpus
 from stubserve_stub.runtime.batch import Batch
@@ -175,8 +175,3 @@ class Blocks:
             at += array.nbytes
             alive.append(array)
         return alive
-
-
-def staying(outputs: Collection[str]) -> Collection[str]:
-    """Those of a request's outputs that stay on the GPU, which it says of each if any of them may."""
-    return [name for name, stays in outputs.items() if stays] if isinstance(outputs, dict) else ()

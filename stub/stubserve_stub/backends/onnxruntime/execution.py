@@ -29,7 +29,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from stubserve_stub.backends.contract import Contract
-from stubserve_stub.backends.gather import Gathered
+from stubserve_stub.backends.gather import Gathered, staying
 from stubserve_stub.backends.loading import TensorInfo
 from stubserve_stub.backends.native import InputView, NativeOutput
 from stubserve_stub.backends.onnxruntime.contract import ELEMENT_TYPES
@@ -145,8 +145,7 @@ class Execution:
 
     def _stays(self, name: str, batch: Gathered) -> bool:
         """Whether a request wants an output to stay on the GPU."""
-        stay = isinstance(batch.outputs, dict) and bool(batch.outputs[name])
-        return stay and self._outputs[name].datatype != BYTES
+        return name in staying(batch.outputs) and self._outputs[name].datatype != BYTES
 
     def _bind_inputs(self, inputs: Mapping[str, InputView]) -> Any:
         """Binds the inputs that are not bound yet. Returns the key of their shapes."""

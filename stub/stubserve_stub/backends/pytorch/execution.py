@@ -13,7 +13,7 @@ import re
 from typing import Any, Collection, Dict, List, Mapping, Sequence
 
 from stubserve_stub.api.bytes_tensor import object_array
-from stubserve_stub.backends.gather import Gathered
+from stubserve_stub.backends.gather import Gathered, staying
 from stubserve_stub.backends.loading import added_outputs
 from stubserve_stub.backends.native import InputView, NativeOutput
 from stubserve_stub.backends.pytorch.options import TorchOptions
@@ -103,7 +103,7 @@ class TorchExecution:
 
     def _results(self, names: Collection[str], value: Any) -> Dict[str, NativeOutput]:
         """The outputs with these names. A dict says of each whether a request wants it to stay on the GPU."""
-        stay = [name for name, stays in names.items() if stays] if isinstance(names, dict) else ()
+        stay = staying(names)
         if isinstance(value, dict):
             return {name: self._output(name, _by_key(name, value), name in stay) for name in names}
         # A list of strings is one result, a list of anything else is several.

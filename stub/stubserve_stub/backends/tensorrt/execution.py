@@ -15,10 +15,10 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
 
-from stubserve_stub.backends.gather import Gathered
+from stubserve_stub.backends.gather import Gathered, staying
 from stubserve_stub.backends.loading import TensorInfo
 from stubserve_stub.backends.native import InputView, NativeOutput
-from stubserve_stub.backends.on_gpu import Blocks, OnGpu, Parts, staying
+from stubserve_stub.backends.on_gpu import Blocks, OnGpu, Parts
 from stubserve_stub.backends.tensorrt.plan import Log, Plan, Profile, Shape, nearest
 from stubserve_stub.device.driver import DriverError
 from stubserve_stub.runtime.devices import DeviceMemory
