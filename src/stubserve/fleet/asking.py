@@ -14,6 +14,8 @@ from stubserve.fleet.directory import Member
 Headers = dict[str, str]
 GRPC_SERVICE = "/inference.GRPCInferenceService/"
 ANY_SIZE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+# Headers of a connection, which are never passed on
+OF_CONNECTION = {"host", "connection", "content-length", "transfer-encoding"}
 # A load takes a thread for each replica for as long as it takes.
 _THREADS = ThreadPoolExecutor(256, "asking")
 # Codes of gRPC by the HTTP status that says the same

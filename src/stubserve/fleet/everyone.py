@@ -27,15 +27,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stubserve.fleet.asking import CODES, GRPC_SERVICE, Headers, Reply, ask, ask_for
+from stubserve.fleet.asking import CODES, GRPC_SERVICE, OF_CONNECTION, Headers, Reply, ask, ask_for
 from stubserve.fleet.directory import Change, Fleet, Member
 from stubserve.grpc.wire import LENGTH, Malformed, fields
 
 # A load may bring the files of a model.
 MOST_BYTES = 256 << 20
-_OF_CONNECTION = {
-    *("host", "connection", "content-length", "transfer-encoding", "accept-encoding", "expect"),
-    *("user-agent", "grpc-accept-encoding", "grpc-timeout", "te", "content-type"),
+_OF_THIS_REQUEST = OF_CONNECTION | {
+    *("accept-encoding", "expect", "user-agent", "grpc-accept-encoding", "grpc-timeout", "te", "content-type"),
 }
 # Of a load: longer than any model takes
 _TIMEOUT_S = 3600.0
@@ -68,7 +67,7 @@ class Everyone:
                     text = f"a request to all replicas may have {MOST_BYTES >> 20} MiB"
                     return Response(json.dumps({"error": text}), 413, media_type="application/json")
             path = request.scope["raw_path"].decode() + f"?{request.url.query}" * bool(request.url.query)
-            headers = {name: value for name, value in request.headers.items() if name not in _OF_CONNECTION}
+            headers = {name: value for name, value in request.headers.items() if name not in _OF_THIS_REQUEST}
             reply = await self.ask(request.method, path, body, headers)
             if request.url.path == "/metrics":
                 return Response(reply.body, media_type="text/plain; charset=utf-8")
@@ -167,7 +166,7 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
 
         async def answer(message: bytes, context: Any) -> bytes:
             given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-            headers = {key: value for key, value in given.items() if key not in _OF_CONNECTION}
+            headers = {key: value for key, value in given.items() if key not in _OF_THIS_REQUEST}
             reply = await self._everyone.call(method, message, headers)
             if reply.status != 200:
                 await context.abort(CODES.get(reply.status, grpc.StatusCode.INTERNAL), reply.body.decode())

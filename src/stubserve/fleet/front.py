@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stubserve.fleet import directory as known
-from stubserve.fleet.asking import ask
+from stubserve.fleet.asking import OF_CONNECTION, ask
 from stubserve.fleet.balancer import Addresses, Balancer
 from stubserve.fleet.directory import Change, Fleet
 from stubserve.fleet.everyone import MOST_BYTES, Everyone
@@ -32,7 +32,6 @@ log = logging.getLogger("ray.serve")
 
 _AGAIN_S = 0.5
 _SIZES = [("grpc.max_receive_message_length", MOST_BYTES), ("grpc.max_send_message_length", -1)]
-_OWN_HEADERS = {"host", "connection", "content-length", "transfer-encoding"}
 
 
 class Front:
@@ -70,10 +69,10 @@ class Front:
 
     async def __call__(self, request: Request) -> Response:
         """A request that came through Ray's own proxy."""
-        headers = {name: value for name, value in request.headers.items() if name not in _OWN_HEADERS}
+        headers = {name: value for name, value in request.headers.items() if name not in OF_CONNECTION}
         path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         reply = await ask(self._address, self._port, request.method, path, await request.body(), headers, 3600.0)
-        kept = {name: value for name, value in reply.headers.items() if name.lower() not in _OWN_HEADERS}
+        kept = {name: value for name, value in reply.headers.items() if name.lower() not in OF_CONNECTION}
         return Response(reply.body, reply.status, kept)
 
     async def __del__(self) -> None:
