@@ -10,7 +10,7 @@ from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
 CORRELATION_ID_CONTROL = "CONTROL_SEQUENCE_CORRID"
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
-# Backends in files of models, whose instances on GPUs read inputs there
+# Backends that run files: their instances on GPUs read inputs there
 _ON_GPUS = ("tensorrt", "onnxruntime", "pytorch")
 
 

@@ -21,7 +21,7 @@ from stubserve_stub.wire.datatypes import BY_CONFIG_NAME
 class Contract(NamedTuple):
     """All tensors of a model. `initializers` are weights that a request may replace.
 
-    `shape_tensors` are those whose values say shapes. `most_rows` is the largest batch, 0 where the file does not say.
+    The values of `shape_tensors` say shapes. `most_rows` is the largest batch, 0 where the file does not say.
     """
 
     inputs: Dict[str, TensorInfo]

@@ -147,10 +147,9 @@ class Devices:
         After the load, as upstream: it may have taken anything. The text is upstream's, too.
         """
         number = self.home
-        limit = None if number is None else self._load_limits.get(number)
-        if number is None or limit is None:
+        if number is None or number not in self._load_limits:
             return
-        device = gpus.gpu(number).device
+        limit, device = self._load_limits[number], gpus.gpu(number).device
         used = device.facts.memory - device.free_memory()
         if used > limit * device.facts.memory:
             raise Refusal(

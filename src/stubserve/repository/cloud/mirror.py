@@ -142,12 +142,12 @@ class Mirror:
     def _copy(self, name: str, listing: Mapping[str, Stamp]) -> ModelCopy | None:
         """Makes the state of a listing the current one; None if the store has changed meanwhile."""
         if all((self._objects / self._key(name, path, stamp)).exists() for path, stamp in listing.items()):
-            return self._copy_of(name, listing)
+            return self._fetched_copy(name, listing)
         # Servers that start together wait for the first one, and then find the objects.
         with self._fetching(name):
-            return self._copy_of(name, listing)
+            return self._fetched_copy(name, listing)
 
-    def _copy_of(self, name: str, listing: Mapping[str, Stamp]) -> ModelCopy | None:
+    def _fetched_copy(self, name: str, listing: Mapping[str, Stamp]) -> ModelCopy | None:
         fetched: dict[str, Path] = {}
         try:
             for path, stamp in listing.items():

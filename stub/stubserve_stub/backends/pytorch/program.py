@@ -65,7 +65,7 @@ class Tensors:
         return self._torch.from_dlpack(capsule)
 
     def plain(self, tensor: Any) -> Any:
-        """A tensor whose bytes are there in C order; without a copy where possible."""
+        """The tensor with its bytes in memory, in C order; without a copy where possible."""
         if tensor.requires_grad:
             tensor = tensor.detach()
         if tensor.is_neg():

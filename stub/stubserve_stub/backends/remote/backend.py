@@ -54,6 +54,7 @@ class Remote:
             headers["Authorization"] = "Bearer " + _token(reader.text("token_file"))
         self.server = Server(urls, headers, reader.integer("timeout_s") or _TIMEOUT_S)
         self.connections = reader.integer("connections") or _CONNECTIONS
+        self.patience_s = reader.integer("patience_s")
         name, version = reader.text("model_name") or str(config["name"]), reader.text("model_version")
         self.path = f"/v2/models/{quote(name, safe='')}" + (f"/versions/{version}" if version else "")
         self.where = f"model '{name}' of {self.server.name}"
@@ -150,7 +151,7 @@ class RemoteBackend(StreamingBackend):
         if config.get("input") and config.get("output"):
             return config_json
         remote = Remote(config)
-        until = time.monotonic() + Parameters("remote", config, {}).integer("patience_s")
+        until = time.monotonic() + remote.patience_s
         while True:
             try:
                 described = remote.described()

@@ -45,6 +45,8 @@ class Server:
 
     def __init__(self, urls: Sequence[str], headers: Mapping[str, str], timeout_s: float) -> None:
         self._addresses = [_address(url) for url in urls]
+        # Made once: it reads the certificates of the system
+        self._tls = ssl.create_default_context() if any(secure for secure, _, _ in self._addresses) else None
         self._headers = headers
         self._timeout_s = timeout_s
         self._guard = threading.Lock()
@@ -84,8 +86,7 @@ class Server:
         for secure, host, port in self._addresses:
             made: _Connection
             if secure:
-                context = ssl.create_default_context()
-                made = http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=context)
+                made = http.client.HTTPSConnection(host, port, timeout=self._timeout_s, context=self._tls)
             else:
                 made = http.client.HTTPConnection(host, port, timeout=self._timeout_s)
             try:
@@ -170,7 +171,7 @@ def decoded(reply: Reply) -> Tuple[List[Tensor], Dict[str, Any]]:
 
 
 def _listed(name: str, datatype: int, shape: Sequence[int], elements: Any) -> Tensor:
-    """A tensor whose elements came as JSON."""
+    """A tensor with elements that came as JSON."""
     kind = BY_NUMBER[datatype].numpy
     if kind is None:
         raise ValueError(f"output '{name}' has a data type that JSON has no numbers for")

@@ -1,7 +1,7 @@
 """The backend's functions. An instance has one engine, which completes the configuration and then serves.
 
-No machine with a GPU has run it yet: the tests have a double of the package, whose engines compute by way of the
-emulated driver.
+No machine with a GPU has run it yet: the tests have a double of the package. Its engines compute by way of the emulated
+driver.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.contract import complete, needs_completion, validate
-from stubserve_stub.backends.loading import import_package
+from stubserve_stub.backends.loading import Parameters, import_package
 from stubserve_stub.backends.native import NativeBackend, NativeRequest, NativeResponse
 from stubserve_stub.backends.on_gpu import Blocks, GpuGatherer
 from stubserve_stub.backends.ragged import RaggedBatches
@@ -108,9 +108,8 @@ class TensorRtBackend(NativeBackend):
         core = int(cores[0]) if cores else None
         key = (path, number, core)
         if self._opened is None or self._opened[0] != key:
-            settings = self.host.settings
-            plugins = [one for one in settings.get("plugins", "").split(";") if one]
-            trusted = settings.get("version-compatible", "").lower() in ("1", "true")
+            plugins = [one for one in self.host.settings.get("plugins", "").split(";") if one]
+            trusted = Parameters("tensorrt", config, self.host.settings).setting_is_on("version-compatible")
             with gpus.gpu(number).device.current():
                 plan = open_plan(self._tensorrt, self._tensorrt_log, path, instance, plugins, core, trusted)
             self._opened = (key, plan)

@@ -3,7 +3,7 @@
 - Inputs are read where they are, or copied into blocks of the pool (`backends.on_gpu`).
 - An output is a block of the pool. What is to stay on the GPU is answered from there. What goes to the host goes there
   by one copy, into room that it is sent from.
-- A shape tensor lies on the host. An output whose shape only its values say is made while the engine runs
+- A shape tensor lies on the host. Where only the values of an output say its shape, it is made while the engine runs
   (`IOutputAllocator`).
 
 All work is added to one stream. It is waited for once, before anything is answered.
@@ -84,7 +84,11 @@ class PlanExecution:
                 shape = tuple(view.shape) if self._plan.contract.inputs[name].dims else ()
                 self._do(context.set_input_shape(name, shape), f"set the shape of input '{name}' to {list(shape)}")
             made = {name: self._output(context, info) for name, info in self._plan.contract.outputs.items()}
-            self._do(context.execute_async_v3(stream.handle.value), "run the engine")
+            ran = context.execute_async_v3(stream.handle.value)
+            for one in made.values():
+                if one.problem is not None:
+                    raise one.problem
+            self._do(ran, "run the engine")
             outputs = self._answered(batch, made)
         finally:
             # Before anything is let go of, also after an error
@@ -141,7 +145,7 @@ class PlanExecution:
                 try:
                     made.memory = blocks.new(size, f"output '{name}'")
                 except Exception as error:
-                    made.problem = str(error)
+                    made.problem = error
                     return None
                 return made.memory.address
 
@@ -155,8 +159,6 @@ class PlanExecution:
         outputs = {}
         for name in batch.outputs:
             one = made[name]
-            if one.problem:
-                raise Refusal(one.problem)
             shape: Sequence[int] = one.shape if one.info.dims else self._scalars.get(name, one.shape)
             nbytes = nbytes_of(one.info.datatype, one.shape)
             memory: Any
@@ -188,7 +190,7 @@ class PlanExecution:
 
 
 class _Made:
-    """One output of a run: `memory` on the GPU, or `host`. `problem` says why it could not be allocated."""
+    """One output of a run: `memory` on the GPU, or `host`. `problem` is why it could not be allocated."""
 
     def __init__(self, info: TensorInfo, shape: Shape) -> None:
         self.info = info
@@ -196,4 +198,4 @@ class _Made:
         self.memory: Optional[DeviceMemory] = None
         self.host: Optional[np.ndarray] = None
         self.allocator: Any = None
-        self.problem = ""
+        self.problem: Optional[Exception] = None

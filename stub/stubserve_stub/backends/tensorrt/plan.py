@@ -1,11 +1,11 @@
 """From a plan of TensorRT to an engine and its contract, or to a sentence that says why not.
 
 A plan runs with the TensorRT and on the kind of GPU that it was built for. TensorRT says what does not fit in its log,
-so the log of a load becomes the reason. Names are those of TensorRT 10 and later, whose engines know tensors by name.
+so the log of a load becomes the reason. Names are those of TensorRT 10 and later: its engines know tensors by name.
 
 A profile is a range of shapes that an engine was built for: the least, the best and the largest shape of each input.
-An instance uses the profiles of its group (`profile`), or the first one. A request runs in the one whose best shapes
-are nearest, as in upstream.
+An instance uses the profiles of its group (`profile`), or the first one. A request runs in the one with the
+nearest best shapes, as in upstream.
 """
 
 from __future__ import annotations
