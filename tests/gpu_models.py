@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -115,12 +117,22 @@ def write_gpu_model(
     write_model(repository, name, source.replace("CALL", call.strip()), io_config(extra=extra))
 
 
-class GpuServing(Serving):
-    """A server on a machine with two emulated GPUs. It counts what all of its processes copy."""
+def python_path(*folders: Path) -> str:
+    """A PYTHONPATH that has these folders in front, for packages that stand in for others."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
 
-    def __init__(self, repository: Path, folder: Path, *flags: str, **environment: str) -> None:
+
+class GpuServing(Serving):
+    """A server on a machine with two emulated GPUs. It counts what all of its processes copy.
+
+    `sites` are folders with packages that stand in for others.
+    """
+
+    def __init__(
+        self, repository: Path, folder: Path, *flags: str, sites: Sequence[Path] = (), **environment: str
+    ) -> None:
         self._counters = folder / "counters"
-        variables = {"EMULATED_COUNTERS": str(self._counters), **environment}
+        variables = {"EMULATED_COUNTERS": str(self._counters), "PYTHONPATH": python_path(*sites), **environment}
         super().__init__(repository, *flags, environment={DRIVER_VARIABLE: str(build(folder)), **variables})
 
     def copied(self) -> dict[int, int]:
@@ -157,6 +169,13 @@ def configured(put: str, got: str, more: str = "") -> str:
 def given(name: str, values: list[Any], datatype: str = "FP32") -> dict[str, Any]:
     """An input of a request in JSON."""
     return {"name": name, "datatype": datatype, "shape": list(np.shape(values)), "data": values}
+
+
+def check_together(server: Serving, model: str, ask: Callable[[int], Any], expected: Callable[[int], Any]) -> None:
+    """Eight requests at once get their own answers, and some of them run in one batch."""
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(8))) == list(map(expected, range(8)))
+    assert max(one["batch_size"] for one in server.statistics(model)["batch_stats"]) > 1
 
 
 def write_gpu_chain(repository: Path, name: str, model: str, put: str, got: str) -> None:

@@ -6,7 +6,6 @@ Each line is one repository's: its platform or backend, its largest batch, input
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -209,9 +208,8 @@ def test_repositories_for_gpus(tmp_path: Path) -> None:
     sites = []
     for double in (onnxruntime_double, tensorrt_double):
         (tmp_path / double.__name__).mkdir()
-        sites.append(str(double.install(tmp_path / double.__name__)))
-    paths = os.pathsep.join([*sites, *filter(None, [os.environ.get("PYTHONPATH")])])
-    with GpuServing(repository, tmp_path, PYTHONPATH=paths) as server:
+        sites.append(double.install(tmp_path / double.__name__))
+    with GpuServing(repository, tmp_path, sites=sites) as server:
         server.wait_until_ready()
         for name, found in REPOSITORIES.items():
             inputs = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,16 @@ import numpy as np
 import pytest
 
 from tests.emulated_gpu import DOWN, UP, WITHIN
-from tests.gpu_models import TURN, UPLOAD, GpuServing, configured, given, write_gpu_chain, write_gpu_model
+from tests.gpu_models import (
+    TURN,
+    UPLOAD,
+    GpuServing,
+    check_together,
+    configured,
+    given,
+    write_gpu_chain,
+    write_gpu_model,
+)
 from tests.real_server import Answer, binary_output
 from tests.torch_double import install
 from tests.torch_models import IGNORE_DEPRECATIONS, Double, Same, torch
@@ -21,12 +28,6 @@ pytestmark = pytest.mark.filterwarnings(IGNORE_DEPRECATIONS)
 ON_GPU = "instance_group [ { kind: KIND_GPU gpus: [ 0 ] } ]"
 NUMBERS = np.arange(20_000, dtype=np.float32)
 NBYTES = NUMBERS.nbytes
-
-
-class TorchServing(GpuServing):
-    def __init__(self, repository: Path, folder: Path) -> None:
-        paths = [str(install(folder)), *filter(None, [os.environ.get("PYTHONPATH")])]
-        super().__init__(repository, folder, PYTHONPATH=os.pathsep.join(paths))
 
 
 def write(repository: Path, name: str, module: torch.nn.Module, config: str) -> None:
@@ -44,7 +45,7 @@ class Writes(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServing]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServing]:
     folder, repository = (tmp_path_factory.mktemp(name) for name in ("folder", "repository"))
     write(repository, "double", Double(), configured("-1", "-1", ON_GPU))
     write(repository, "same", Same(), configured("-1", "-1", ON_GPU))
@@ -56,16 +57,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchServing]:
     write_gpu_model(repository, "turn", TURN)
     for name in ("double", "other"):
         write_gpu_chain(repository, "chain_" + name, name, "INPUT__0", "OUTPUT__0")
-    with TorchServing(repository, folder) as server:
+    with GpuServing(repository, folder, sites=[install(folder)]) as server:
         server.wait_until_ready()
         yield server
 
 
-def ask(server: TorchServing, model: str, array: np.ndarray) -> Answer:
+def ask(server: GpuServing, model: str, array: np.ndarray) -> Answer:
     return server.infer_json(model, [given("INPUT__0", array.tolist())])
 
 
-def test_inputs_go_up_and_results_come_down(server: TorchServing) -> None:
+def test_inputs_go_up_and_results_come_down(server: GpuServing) -> None:
     """The double takes the input from the GPU again, to compute on the host, where its results are then."""
     for number in range(3):
         with server.copying() as copied:
@@ -75,13 +76,13 @@ def test_inputs_go_up_and_results_come_down(server: TorchServing) -> None:
 
 
 @pytest.mark.parametrize(("model", "more"), [("same", 0), ("writes", 1)])
-def test_what_becomes_of_an_input(server: TorchServing, model: str, more: int) -> None:
+def test_what_becomes_of_an_input(server: GpuServing, model: str, more: int) -> None:
     for number in range(3):
         answer = ask(server, model, NUMBERS + number)
         assert answer.json()["outputs"][0]["data"] == (NUMBERS + number + more).tolist()
 
 
-def test_tensors_stay_on_the_gpu_between_models(server: TorchServing) -> None:
+def test_tensors_stay_on_the_gpu_between_models(server: GpuServing) -> None:
     for number in range(3):
         array = NUMBERS + number
         with server.copying() as copied:
@@ -91,22 +92,14 @@ def test_tensors_stay_on_the_gpu_between_models(server: TorchServing) -> None:
         assert copied == {UP: 2 * NBYTES, DOWN: 2 * NBYTES, WITHIN: 3 * NBYTES}
 
 
-def test_an_input_of_another_gpu(server: TorchServing) -> None:
+def test_an_input_of_another_gpu(server: GpuServing) -> None:
     answer = server.infer_array("chain_other", NUMBERS)
     assert (binary_output(answer) == np.roll(2 * NUMBERS, len(NUMBERS) // 2)).all()
 
 
-def test_requests_run_together(server: TorchServing) -> None:
-    answers: dict[int, Answer] = {}
+def test_requests_run_together(server: GpuServing) -> None:
+    def doubled(number: int) -> list[float]:
+        answer = ask(server, "gathers", np.full((1 + number % 2, 4), number, np.float32))
+        return list(answer.json()["outputs"][0]["data"])
 
-    def one(number: int) -> None:
-        answers[number] = ask(server, "gathers", np.full((1 + number % 2, 4), number, np.float32))
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number, answer in answers.items():
-        assert answer.json()["outputs"][0]["data"] == [2.0 * number] * (4 * (1 + number % 2))
-    assert max(one["batch_size"] for one in server.statistics("gathers")["batch_stats"]) > 1
+    check_together(server, "gathers", doubled, lambda number: [2.0 * number] * (4 * (1 + number % 2)))

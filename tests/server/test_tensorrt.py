@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,16 @@ import pytest
 
 from stubserve.gpus import DRIVER_VARIABLE
 from tests.emulated_gpu import DOWN, UP, WITHIN
-from tests.gpu_models import TURN, UPLOAD, GpuServing, configured, given, write_gpu_chain, write_gpu_model
+from tests.gpu_models import (
+    TURN,
+    UPLOAD,
+    GpuServing,
+    check_together,
+    configured,
+    given,
+    write_gpu_chain,
+    write_gpu_model,
+)
 from tests.real_server import Answer, Serving, binary_output, eventually
 from tests.tensorrt_double import install, tensor, write_plan
 
@@ -28,12 +35,6 @@ def x(*ranges: tuple[list[int], list[int], list[int]], **more: Any) -> dict[str,
 
 
 Y = tensor("Y", [-1, WIDE])
-
-
-class TensorRtServing(GpuServing):
-    def __init__(self, repository: Path, folder: Path, *flags: str, **environment: str) -> None:
-        paths = [str(install(folder)), *filter(None, [os.environ.get("PYTHONPATH")])]
-        super().__init__(repository, folder, *flags, PYTHONPATH=os.pathsep.join(paths), **environment)
 
 
 def ask(server: Serving, model: str, array: np.ndarray, name: str = "X") -> Answer:
@@ -62,7 +63,7 @@ COUNTING = """
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TensorRtServing]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServing]:
     folder, repository = (tmp_path_factory.mktemp(name) for name in ("folder", "repository"))
     write_plan(repository, "plain", "double", x(), Y)
     waits = "dynamic_batching { max_queue_delay_microseconds: 500000 }"
@@ -84,12 +85,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TensorRtServing
     write_gpu_model(repository, "turn", TURN)
     write_plan(repository, "plan", "double", line, tensor("Y", [-1]), config=configured("-1", "-1"))
     write_gpu_chain(repository, "chain", "plan", "X", "Y")
-    with TensorRtServing(repository, folder) as server:
+    with GpuServing(repository, folder, sites=[install(folder)]) as server:
         server.wait_until_ready()
         yield server
 
 
-def test_a_configuration_comes_from_the_plan(server: TensorRtServing) -> None:
+def test_a_configuration_comes_from_the_plan(server: GpuServing) -> None:
     config = server.get("/v2/models/plain/config").json()
     assert (config["platform"], config["backend"], config["max_batch_size"]) == ("tensorrt_plan", "tensorrt", 8)
     assert "dynamic_batching" in config
@@ -104,7 +105,7 @@ def test_a_configuration_comes_from_the_plan(server: TensorRtServing) -> None:
     ]
 
 
-def test_an_answer_costs_a_copy_up_and_one_down(server: TensorRtServing) -> None:
+def test_an_answer_costs_a_copy_up_and_one_down(server: GpuServing) -> None:
     """The second copy each is the double's own: its engines compute on the host."""
     for _ in range(3):
         with server.copying() as copied:
@@ -113,35 +114,27 @@ def test_an_answer_costs_a_copy_up_and_one_down(server: TensorRtServing) -> None
     assert binary_output(ask(server, "plain", np.repeat(NUMBERS, 3, 0))).shape == (3, WIDE)
 
 
-def test_requests_run_together(server: TensorRtServing) -> None:
-    answers: dict[int, Answer] = {}
-    threads = [
-        threading.Thread(target=lambda n=n: answers.update({n: ask(server, "gathers", NUMBERS + n)})) for n in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for n, answer in answers.items():
-        assert (binary_output(answer) == 2 * (NUMBERS + n)).all()
-    batches = {one["batch_size"] for one in server.statistics("gathers")["batch_stats"]}
-    assert max(batches) > 1
+def test_requests_run_together(server: GpuServing) -> None:
+    def doubled(number: int) -> bytes:
+        return binary_output(ask(server, "gathers", NUMBERS + number)).tobytes()
+
+    check_together(server, "gathers", doubled, lambda number: (2 * (NUMBERS + number)).tobytes())
 
 
-def test_small_tensors_travel_in_messages(server: TensorRtServing) -> None:
+def test_small_tensors_travel_in_messages(server: GpuServing) -> None:
     answer = server.infer_json("sums", [given("A", [[1.0, 2.0], [3.0, 4.0]]), given("B", [[1.0, 1.0], [1.0, 1.0]])])
     assert outputs(answer) == {"Y": ([2, 2], [2, 3, 4, 5]), "Z": ([2, 2], [0, 1, 2, 3])}
     only = server.infer_json("sums", [given("A", [[1.0, 2.0]]), given("B", [[1.0, 1.0]])], outputs=[{"name": "Z"}])
     assert outputs(only) == {"Z": ([1, 2], [0, 1])}
 
 
-def test_an_output_whose_shape_its_values_say(server: TensorRtServing) -> None:
+def test_an_output_whose_shape_its_values_say(server: GpuServing) -> None:
     for values in ([1.0, -2.0, 3.0], [-1.0], list(map(float, range(100)))):
         kept = [value for value in values if value > 0]
         assert outputs(server.infer_json("positive", [given("X", values)])) == {"Y": ([len(kept)], kept)}
 
 
-def test_a_tensor_of_a_shape(server: TensorRtServing) -> None:
+def test_a_tensor_of_a_shape(server: GpuServing) -> None:
     numbers = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     for shape in ([2, 3], [6, 1]):
         answer = server.infer_json("reshapes", [given("X", numbers), given("S", shape, "INT32")])
@@ -154,7 +147,7 @@ def test_a_tensor_of_a_shape(server: TensorRtServing) -> None:
     )
 
 
-def test_a_request_runs_in_the_profile_that_allows_it(server: TensorRtServing) -> None:
+def test_a_request_runs_in_the_profile_that_allows_it(server: GpuServing) -> None:
     for shape in ((1, 8), (2, 9), (1, 64)):
         array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
         assert (binary_output(ask(server, "profiles", array)) == 2 * array).all()
@@ -163,7 +156,7 @@ def test_a_request_runs_in_the_profile_that_allows_it(server: TensorRtServing) -
     assert "Error details: model expected the shape of dimension 1 to be between 9 and 64 but received 65" in wide.error
 
 
-def test_a_sequence_has_its_state(server: TensorRtServing) -> None:
+def test_a_sequence_has_its_state(server: GpuServing) -> None:
     seen = []
     for step in range(3):
         sequence = {"sequence_id": 5, "sequence_start": step == 0, "sequence_end": step == 2}
@@ -172,7 +165,7 @@ def test_a_sequence_has_its_state(server: TensorRtServing) -> None:
     assert seen == [([1, 1], [1])] * 3
 
 
-def test_tensors_stay_on_the_gpu_between_models(server: TensorRtServing) -> None:
+def test_tensors_stay_on_the_gpu_between_models(server: GpuServing) -> None:
     """Only the client's bytes, and those of the double, which computes on the host, cross."""
     with server.copying() as copied:
         answer = server.infer_array("chain", NUMBERS.reshape(-1))
@@ -227,7 +220,7 @@ def test_a_configuration_as_many_repositories_have_it(repository: Path, tmp_path
             optimization { cuda { graphs: true } }
         """,
     )
-    with TensorRtServing(repository, tmp_path) as server:
+    with GpuServing(repository, tmp_path, sites=[install(tmp_path)]) as server:
         server.wait_until_ready()
         server.wait_for("`optimization { cuda { graphs } }` has no effect: it changes only how fast a plan runs")
         pictures = np.random.default_rng(25).random((3, *dims), np.float32)
@@ -259,7 +252,7 @@ def test_a_file_that_is_no_plan(repository: Path, tmp_path: Path) -> None:
 
 
 def reason_of(repository: Path, folder: Path) -> str:
-    with TensorRtServing(repository, folder, "--exit-on-error=false") as server:
+    with GpuServing(repository, folder, "--exit-on-error=false", sites=[install(folder)]) as server:
         return str(eventually(lambda: server.request("POST", "/v2/repository/index").json()[0].get("reason")))
 
 
@@ -277,7 +270,7 @@ def test_without_a_gpu_the_package_is_not_asked_for(repository: Path, tmp_path: 
 
 def test_what_fails_while_it_runs_is_the_answer_of_its_requests(repository: Path, tmp_path: Path) -> None:
     write_plan(repository, "m", "double", x(), Y, fails="run", warning="CUDA lazy loading is not enabled")
-    with TensorRtServing(repository, tmp_path) as server:
+    with GpuServing(repository, tmp_path, sites=[install(tmp_path)]) as server:
         server.wait_until_ready()
         server.wait_for("CUDA lazy loading is not enabled")
         answer = ask(server, "m", NUMBERS)
@@ -291,8 +284,20 @@ def test_what_fails_while_it_runs_is_the_answer_of_its_requests(repository: Path
 def test_a_gpu_without_room_refuses_with_the_reason(repository: Path, tmp_path: Path) -> None:
     write_plan(repository, "m", "double", x(([1, WIDE], [4, WIDE], [40, WIDE])), Y)
     flag = f"--cuda-memory-pool-byte-size=0:{2 << 20}"
-    with TensorRtServing(repository, tmp_path, flag, EMULATED_GPUS="1") as server:
+    with GpuServing(repository, tmp_path, flag, EMULATED_GPUS="1", sites=[install(tmp_path)]) as server:
         server.wait_until_ready()
         answer = ask(server, "m", np.repeat(NUMBERS, 40, 0))
         assert answer.status == 503
         assert "in the pool of GPU 0, which has" in answer.error
+
+
+def test_an_output_without_room_is_refused_with_the_reason(repository: Path, tmp_path: Path) -> None:
+    """Also one that the engine has allocated while it runs."""
+    line = tensor("X", [-1], ranges=[[[1], [4], [400_000]]])
+    write_plan(repository, "m", "positive", line, tensor("Y", [-1]), config=configured("-1", "-1"))
+    flag = f"--cuda-memory-pool-byte-size=0:{2 << 20}"
+    with GpuServing(repository, tmp_path, flag, sites=[install(tmp_path)], EMULATED_GPUS="1") as server:
+        server.wait_until_ready()
+        answer = ask(server, "m", np.ones(400_000, np.float32))
+        assert answer.status == 503
+        assert "no room for 1600000 bytes in the pool of GPU 0, which has" in answer.error
