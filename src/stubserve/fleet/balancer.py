@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import signal
 import socket
@@ -77,6 +78,8 @@ _TOP = """\
 global
     # Long streams go on for that long in a process that was replaced.
     hard-stop-after 1h
+    # Half of the cores: HAProxy would take all, also those that this node's servers need.
+    nbthread {threads}
     lua-load {folder}/sequence.lua
     stats socket {folder}/admin.sock level admin expose-fd listeners
 
@@ -266,7 +269,8 @@ class Balancer:
         """The text of haproxy.cfg. `sequence_groups` are those with models that have sequences."""
         # Any group says of a model that nobody has that it is unknown.
         first = fleet.group_of("") or next(iter(fleet.groups))
-        names = {"folder": self._folder, "first": _word(first), "service": GRPC_SERVICE}
+        threads = max(1, len(os.sched_getaffinity(0)) // 2)
+        names = {"folder": self._folder, "first": _word(first), "service": GRPC_SERVICE, "threads": threads}
         infer_http, infer_grpc = "path_end /infer", f"path {GRPC_SERVICE}ModelInfer"
         ready = "".join(f" {{ nbsrv(http_{_word(group)}) gt 0 }}" for group in fleet.groups)
         several, group_of_model = len(fleet.groups) > 1, f"var(txn.model),map({self._folder}/groups.map)"
