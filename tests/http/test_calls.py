@@ -122,7 +122,7 @@ class Asking:
         lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         data = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-        self._shared.scratch_view[: len(data)] = data
+        self._shared.scratch[: len(data)] = data
         self.connection.buffer_updated(len(data))
         if self.model.submitted:
             self.model.answer()

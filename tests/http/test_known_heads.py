@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stubserve.http import known_heads
-from stubserve.http.known_heads import KnownHeads
+from stubserve.http import reader
 from stubserve.http.message import BadRequest, RequestHead, parse_head
+from stubserve.http.reader import KnownHeads
 from tests.http.test_message import LINES, text_of
 
 USUAL = [b"Host: here", b"Content-Length: 12", b"Content-Type: application/json"]
@@ -105,7 +105,7 @@ def test_other_routes_are_left_to_the_parser() -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_heads, "_KNOWN_LINES", 20)
+    monkeypatch.setattr(reader, "_KNOWN_LINES", 20)
     heads = KnownHeads()
     for number in range(100):
         route = b"POST /v2/models/m%d/infer HTTP/1.1" % number

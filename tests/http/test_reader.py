@@ -10,7 +10,6 @@ import pytest
 
 from stubserve.connections import slow_clients
 from stubserve.connections.slow_clients import RequestPace, SlowClients
-from stubserve.http.reader import RequestReader
 from stubserve.http.shared import Connections
 
 from ..real_server import PATIENCE_S
@@ -81,9 +80,9 @@ def test_a_request_that_waits_for_the_server_has_not_stalled() -> None:
     clients.watch_arriving = watched.append  # type: ignore[method-assign]
     transport = Transport()
     connections = Connections(server(clients))
-    reader = RequestReader(connections, cast(Any, transport))
+    reader = connections.reader(cast(Any, transport))
     beginning = b"GET /v2 HTTP/1.1\r\n"
-    connections.scratch_view[: len(beginning)] = beginning
+    connections.scratch[: len(beginning)] = beginning
     reader.received(len(beginning))
     reader.settle(waits=True)
     assert transport.paused

@@ -80,7 +80,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._reader = RequestReader(self._shared, self._transport)
+        self._reader = self._shared.reader(self._transport)
         if not self._shared.open.add(self, transport.get_extra_info("socket").fileno()):
             self._answer_last(503, "too many connections; the server's log says what to do")
             self._transport.close()

@@ -15,7 +15,7 @@ from stubserve.http.fallback import REQUEST_ID
 from stubserve.http.generate import EventStream, GenerateCall, generate
 from stubserve.http.infer import HttpInferCall
 from stubserve.http.message import RequestHead
-from stubserve.http.shared import SCRATCH_BYTES
+from stubserve.http.reader import SCRATCH_BYTES
 from stubserve.memory.blocks import Block
 
 

@@ -15,32 +15,153 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 
+from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.arrival import ArenaArrival, HeapArrival
 from stubserve.errors import ServeError, invalid
 from stubserve.http.body import ChunkedBody, place
 from stubserve.http.infer_encode import encode_error
-from stubserve.http.message import BadRequest, Http2Preface, Reply, RequestHead, check_beginning
-from stubserve.http.shared import SCRATCH_BYTES, Connections
+from stubserve.http.message import BadRequest, Http2Preface, Reply, RequestHead, check_beginning, parse_head
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
 
 log = logging.getLogger("stubserve.http")
 
+SCRATCH_BYTES = 64 * 1024
+# The first read of a request that will be large: a head and the JSON of a few tensors
+_FIRST_BYTES = 4 * 1024
+
 # Seconds of silence after which a refused client's connection is closed, and how often it is waited for
 _LINGER_S = 1.0
 _LINGERS = 30
+
+_KNOWN_LINES = 1024
+_KNOWN_HEAD_BYTES = 1024
+
+# Kinds of lines that matter to the server, by their names below; _PLAIN is any other line
+_PLAIN, _HOST_LINE, _ACCEPT_ENCODING, _CONTENT_LENGTH, _HEADER_LENGTH, _TRACE_PARENT = range(6)
+_KINDS = {
+    b"host": _HOST_LINE,
+    b"accept-encoding": _ACCEPT_ENCODING,
+    b"content-length": _CONTENT_LENGTH,
+    b"inference-header-content-length": _HEADER_LENGTH,
+    b"traceparent": _TRACE_PARENT,
+}
+# Only the names of these lines are remembered: their values hardly ever come again.
+_OWN_VALUE = frozenset((_CONTENT_LENGTH, _HEADER_LENGTH, _TRACE_PARENT))
+# The parser reads a head with one of these, except `Connection: keep-alive`, which changes nothing.
+_NEVER_KNOWN = frozenset(
+    (b"connection", b"proxy-connection", b"transfer-encoding", b"upgrade", b"expect", b"content-encoding")
+)
+_KEEPS_ALIVE = (b"connection", b"keep-alive")
+# Values that httptools accepts. A length with more digits than this may be too large, so the parser reads it.
+_VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*").fullmatch
+_LENGTH_DIGITS = 18
+
+
+class KnownHeads:
+    """What the heads of inference requests have in common: a client sends the same lines again, but lengths and ids.
+
+    Request lines are remembered with their routes, other lines with their meaning, and names whose value may be any.
+    The head that they make is that of `parse_head`, which a property test holds. If a line is unknown or may not stand
+    there, the parser reads the head. Lines that mean more than their field, such as `Transfer-Encoding`, are never
+    remembered; nor are more than 1,024 lines of a kind, or those of a head above a KiB.
+    """
+
+    def __init__(self) -> None:
+        # By request line: a head that has this line; by other line: its kind and field; by name: its kind
+        self._routes: dict[bytes, RequestHead] = {}
+        self._lines: dict[bytes, tuple[int, tuple[bytes, bytes]]] = {}
+        self._names: dict[bytes, int] = {}
+
+    def read(self, data: bytes) -> RequestHead:
+        """As `parse_head`."""
+        if (head := self.known(data)) is not None:
+            return head
+        head = parse_head(data)
+        if len(data) <= _KNOWN_HEAD_BYTES and (head.infer is not None or head.generate is not None):
+            self._learn(data, head)
+        return head
+
+    def known(self, data: bytes) -> RequestHead | None:
+        """The head that remembered lines make; None if a line is unknown or may not stand there."""
+        lines = data.split(b"\r\n")
+        route = self._routes.get(lines[0])
+        if route is None or len(data) > _KNOWN_HEAD_BYTES:
+            return None
+        head = RequestHead()
+        head.method = route.method
+        head.target = route.target
+        head.infer = route.infer
+        head.generate = route.generate
+        fields = head.headers
+        hosts = lengths = 0
+        for line in lines[1:-2]:
+            found = self._lines.get(line)
+            if found is not None:
+                kind, field = found
+                if kind == _HOST_LINE:
+                    hosts += 1
+                elif kind == _ACCEPT_ENCODING:
+                    head.accept_encoding = field[1]
+            else:
+                name, _, value = line.partition(b":")
+                field = name, value = name, value.lstrip(b" \t")
+                kind = self._names.get(name, -1)
+                if kind == _CONTENT_LENGTH:
+                    if not value.isdigit() or len(value) > _LENGTH_DIGITS:
+                        return None
+                    lengths += 1
+                    head.content_length = int(value)
+                elif kind < 0 or _VALUE(value) is None:
+                    return None
+                elif kind == _HEADER_LENGTH:
+                    head.header_length = value
+                elif kind == _TRACE_PARENT and head.trace_parent is None:
+                    head.trace_parent = value
+            fields.append(field)
+        return head if hosts == 1 and lengths <= 1 else None
+
+    def _learn(self, data: bytes, head: RequestHead) -> None:
+        """Remembers the lines of a parsed head, unless one of them means more than its field."""
+        route, *lines = data.split(b"\r\n")[:-2]
+        if not route.endswith(b" HTTP/1.1") or list(map(_field, lines)) != head.headers:
+            return
+        fields = [(name, name.lower(), value.lower()) for name, value in head.headers]
+        if any(lower in _NEVER_KNOWN and (lower, value) != _KEEPS_ALIVE for _, lower, value in fields):
+            return
+        for memory in (self._routes, self._lines, self._names):
+            if len(memory) >= _KNOWN_LINES:
+                memory.clear()
+        self._routes[route] = head
+        for line, (name, lower, _) in zip(lines, fields, strict=True):
+            kind = _KINDS.get(lower, _PLAIN)
+            if kind in _OWN_VALUE:
+                self._names[name] = kind
+            else:
+                self._lines[line] = kind, _field(line)
+                if kind == _PLAIN and lower not in _NEVER_KNOWN:
+                    self._names[name] = kind
+
+
+def _field(line: bytes) -> tuple[bytes, bytes]:
+    name, _, value = line.partition(b":")
+    return name, value.lstrip(b" \t")
 
 
 class RequestReader:
     """The reader of one connection. The next read goes into the rest of `arena_body`, or else into `inbox`."""
 
-    def __init__(self, shared: Connections, transport: asyncio.Transport) -> None:
-        self._shared = shared
-        self._server = shared.server
+    def __init__(
+        self, server: InferenceServer, heads: KnownHeads, scratch: memoryview, transport: asyncio.Transport
+    ) -> None:
+        self._server = server
+        self._heads = heads
+        self._scratch = scratch
         self._transport = transport
         # State of the connection: `data` has been read and waits for its turn.
-        self.inbox = shared.scratch_view
+        self.inbox = scratch
         self.data = b""
         self.bytes_received = 0
         self.paused = False
@@ -69,7 +190,7 @@ class RequestReader:
         self.bytes_received += nbytes
         arena_body = self.arena_body
         if arena_body is None:
-            self.data += bytes(self._shared.scratch_view[:nbytes])
+            self.data += bytes(self._scratch[:nbytes])
             return
         self._left -= nbytes
         try:
@@ -89,11 +210,13 @@ class RequestReader:
                 check_beginning(data)
             return False
         try:
-            self.head = head = self._shared.heads.read(data[at:end])
+            self.head = head = self._heads.read(data[at:end])
         except Http2Preface:
-            raise BadRequest(self._shared.where_http2_is()) from None
+            port = self._server.grpc_port
+            where = f"served on port {port}" if port else "not served (--allow-grpc)"
+            raise BadRequest(f"this port speaks HTTP/1.1, not HTTP/2; gRPC is {where}") from None
         self._start, self._at = at, end
-        self.inbox = self._shared.scratch_view
+        self.inbox = self._scratch
         self.refusal = None
         self._in_body = True
         self._left = head.content_length
@@ -110,7 +233,7 @@ class RequestReader:
                 self.refusal = encode_error(error)
                 return
             # The next request is probably as large: with a short first read, only that part of its body is copied.
-            self.inbox = self._shared.head_view
+            self.inbox = self._scratch[:_FIRST_BYTES]
         elif self._chunked is not None or self._left > FREE_BYTES:
             self._heap_body = self._server.arrivals.into_heap(self, self)
 
@@ -190,7 +313,7 @@ class RequestReader:
         arriving = self._in_body or (self.data != b"" and not self.paused)
         if arriving != self._watched:
             self._watched = arriving
-            clients = self._shared.slow_clients
+            clients = self._server.slow_clients
             (clients.watch_arriving if arriving else clients.unwatch_arriving)(self)
 
     def stalled(self) -> None:
@@ -198,7 +321,7 @@ class RequestReader:
         log.info(
             "closing a connection whose request did not arrive completely: it fell behind --request-min-rate=%d "
             "or took longer than --request-timeout-secs=%d",
-            *self._shared.slow_clients.pace,
+            *self._server.slow_clients.pace,
         )
         self._transport.close()
 

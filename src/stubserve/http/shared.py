@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -10,16 +11,12 @@ from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.open_connections import OpenConnections
 from stubserve.connections.sent_memory import SentMemory
 from stubserve.http.access import Cors, HttpAccess
-from stubserve.http.known_heads import KnownHeads
 from stubserve.http.message import RequestHead
+from stubserve.http.reader import SCRATCH_BYTES, KnownHeads, RequestReader
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES
 
 log = logging.getLogger("stubserve.http")
-
-SCRATCH_BYTES = 64 * 1024
-# The first read of a request that will be large: a head and the JSON of a few tensors
-HEAD_BYTES = 4 * 1024
 
 
 class Connections:
@@ -38,8 +35,7 @@ class Connections:
         self.cors = cors
         self.server = server
         self.heads = KnownHeads()
-        self.scratch_view = memoryview(bytearray(SCRATCH_BYTES))
-        self.head_view = self.scratch_view[:HEAD_BYTES]
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.sent_memory = SentMemory()
         # Whether the log gets a line for each request; for each answer, with its status
         self.log_requests = False
@@ -47,11 +43,9 @@ class Connections:
         self.slow_clients = server.slow_clients
         self.open = OpenConnections(server.slow_clients, server.max_connections)
 
-    def where_http2_is(self) -> str:
-        """The text for a client that speaks HTTP/2 on this port."""
-        port = self.server.grpc_port
-        where = f"gRPC is served on port {port}" if port else "gRPC is not served (--allow-grpc)"
-        return f"this port speaks HTTP/1.1, not HTTP/2; {where}"
+    def reader(self, transport: asyncio.Transport) -> RequestReader:
+        """The reader of a new connection."""
+        return RequestReader(self.server, self.heads, self.scratch, transport)
 
     def kept(self, part: bytes | memoryview, blocks: Sequence[Block]) -> bytes | memoryview:
         """A part of a large reply, held and counted until the client has taken it. Raises ServeError."""
