@@ -13,7 +13,7 @@ from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.api.placement import Placer
 from stubserve.errors import ServeError, internal, invalid
-from stubserve.http.json import data as json_data
+from stubserve.http.json import text as json_text
 from stubserve.http.json.values import UNSET, as_string, find, is_int, parse_json, repeated_names
 from stubserve.inference.admission import duplicate_input
 from stubserve.inference.request import Request
@@ -84,7 +84,7 @@ def _take(
             raise duplicate_input(id, name)
         elements = value if isinstance(value, list) else [value]
         shape = _rows(known, elements, signature) or _shape(known, len(elements), signature)
-        data = json_data.read(name, known.datatype, elements, prod(shape))
+        data = json_text.read(name, known.datatype, elements, prod(shape))
         tensor = placer.put(name, known.datatype, shape, data)
         if known.is_bytes and value is not elements:
             tensor.strings = 1

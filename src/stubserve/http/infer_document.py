@@ -6,7 +6,7 @@ the same way, with one exception: of a name that occurs twice in an object, msgs
 first. So the members that were read are counted, and must be as many as the text has colons outside of strings. A
 dropped name leaves a colon behind, so such a text never passes.
 
-A long text is nearly all elements, which are read where they become bytes (`json.data`). So the lists of elements are
+A long text is nearly all elements, which are read where they become bytes (`json.text`). So the lists of elements are
 cut out, and the rest is read with an empty list in each place. If the rest is a usual request and each part cut out is
 a list, the whole text is that request with those lists.
 
@@ -27,7 +27,7 @@ from stubserve.api.request_options import RESERVED
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.http import infer_structs
 from stubserve.http.infer_structs import InferDocument, Input
-from stubserve.http.json import data as json_data
+from stubserve.http.json import text as json_text
 from stubserve.http.json.values import ESCAPED_COLON, as_bool, as_string, as_uint, is_int, is_uint
 from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
@@ -106,12 +106,12 @@ def _json_tensor(item: Input, placer: BodyPlacer, max_input_size: int) -> Tensor
         return None
     data = bytes(item.data)
     if kind.number == BYTES:
-        found_strings = json_data.read_strings(data, elements)
+        found_strings = json_text.read_strings(data, elements)
         # Each string has a length of 4 bytes, and its text is no longer than its JSON.
         if found_strings is None or 4 * elements + len(data) > max_input_size:
             return None
         return placer.put_strings(item.name, item.shape, found_strings)
-    found = json_data.read_plain(kind.number, data, elements)
+    found = json_text.read_plain(kind.number, data, elements)
     if found is None or len(found) > max_input_size:
         return None
     if len(found) <= SMALL_BYTES:
@@ -181,7 +181,7 @@ def _value(key: str, value: Any, types: tuple[str, ...]) -> Any:
 def _document(text: bytes, most: int) -> InferDocument | None:
     """The request in a JSON text; None if it is not a usual request. Its model has `most` inputs.
 
-    The elements of a long text are not read here: `json.data` finds out whether they are a list.
+    The elements of a long text are not read here: `json.text` finds out whether they are a list.
     """
     if len(text) >= _LONG:
         pieces = _cut(text, most)

@@ -23,7 +23,6 @@ from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.http import compression
 from stubserve.http.compression import Keep, Place
 from stubserve.http.json import text as json_text
-from stubserve.http.json.data import layout
 from stubserve.http.message import BINARY, JSON, Reply
 from stubserve.inference.classification import classify
 from stubserve.inference.long_work import LARGE_BYTES, LongWork, finish, uncounted
@@ -247,7 +246,7 @@ def json_array(tensor: Tensor) -> bytes:
             raise _size_error(tensor)
         return json_text.strings(found if len(found) == elements else found[:elements])
     if elements <= _FEW:
-        values = layout(tensor.datatype, elements).unpack(tensor.buffer)
+        values = json_text.layout(tensor.datatype, elements).unpack(tensor.buffer)
         return json_text.floats(values) if tensor.datatype in _FLOATS else orjson.dumps(values)
     return b"".join(json_array_steps(tensor))
 

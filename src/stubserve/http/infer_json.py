@@ -11,7 +11,7 @@ from stubserve.api.placement import IN_REGION, INVALID_DATATYPE, Placer, ReplyFo
 from stubserve.errors import ServeError, invalid
 from stubserve.http.body import too_large
 from stubserve.http.infer_document import read_parameters
-from stubserve.http.json import data as json_data
+from stubserve.http.json import text as json_text
 from stubserve.http.json.values import UNSET, as_array, as_bool, as_string, as_uint, find, parse_json
 from stubserve.inference.admission import duplicate_input, duplicate_output
 from stubserve.inference.request import Request
@@ -127,7 +127,7 @@ def _json_tensor(name: str, named: str, datatype: int, shape: tuple[int, ...], d
         raise too_large(f"JSON input '{name}'", elements * itemsize, max_input_size)
     if datatype not in BY_NUMBER:
         raise _no_datatype(name, named)
-    content = json_data.read(name, datatype, data, elements)
+    content = json_text.read(name, datatype, data, elements)
     if len(content) > max_input_size:
         raise too_large(f"JSON input '{name}'", len(content), max_input_size)
     return content
