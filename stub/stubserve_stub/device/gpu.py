@@ -7,7 +7,7 @@ same contexts. A process without a tensor in memory of a GPU loads no driver.
 from __future__ import annotations
 
 import threading
-from typing import Dict, Optional, Set
+from typing import Dict, Optional
 
 from stubserve_stub.device.cuda import Cuda, Device
 
@@ -66,11 +66,6 @@ def gpu(number: int) -> Gpu:
             if found is None:
                 found = _open[number] = Gpu(driver(), number)
     return found
-
-
-def peers_of(number: int) -> Set[int]:
-    """The other opened devices that can read and write this one's memory."""
-    return {other for other in list(_open) if other != number and driver().can_access(other, number)}
 
 
 def finish_all() -> None:

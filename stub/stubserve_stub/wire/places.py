@@ -176,11 +176,6 @@ def unpack(wire: Any) -> Place:
     raise ValueError(f"no place of a tensor: {wire!r}")
 
 
-def strings_bytes(elements: Sequence[bytes]) -> int:
-    """The size of a tensor of these strings, in bytes."""
-    return sum(map(len, elements)) + 4 * len(elements)
-
-
 def are_listed(count: int, nbytes: int) -> bool:
     """Whether a tensor of `count` strings, `nbytes` in all with their lengths, goes into a message string by string.
 
