@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import queue
+import secrets
 import subprocess
 import sys
 import urllib.request
@@ -27,6 +29,37 @@ from tests.real_server import Serving, eventually, io_config, write_model
 pytestmark = pytest.mark.skipif(not haproxy(), reason="needs HAProxy")
 
 
+class Node:
+    """A network namespace, which can be cut off; and an address in it."""
+
+    address = "10.197.84.2"
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        name = f"sbb{secrets.token_hex(3)}"
+        self.within = ["ip", "netns", "exec", name]
+        self._here = f"{name}v"
+        try:
+            self._ip("link", "add", name, "type", "bridge")
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("this machine lets nobody make networks")
+        stack.callback(self._ip, "link", "del", name)
+        self._ip("addr", "add", "10.197.84.1/24", "dev", name)
+        self._ip("link", "set", name, "up")
+        self._ip("netns", "add", name)
+        stack.callback(self._ip, "netns", "del", name)
+        self._ip("link", "add", self._here, "type", "veth", "peer", "name", "eth0", "netns", name)
+        self._ip("link", "set", self._here, "master", name, "up")
+        self._ip("-n", name, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        self._ip("-n", name, "link", "set", "eth0", "up")
+
+    def cut_off(self) -> None:
+        self._ip("link", "set", self._here, "down")
+
+    @staticmethod
+    def _ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
+
+
 class Fronted:
     """Servers behind a balancer; `show` says which there are."""
 
@@ -41,16 +74,24 @@ class Fronted:
         self.grpc = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{grpc}")
         stack.callback(self.grpc.close)
 
-    def server(self, number: int, *models: str, group: str = "all", named: bool = False) -> tuple[Serving, Member]:
+    def server(
+        self, number: int, *models: str, group: str = "all", named: bool = False, node: Node | None = None
+    ) -> tuple[Serving, Member]:
         repository = self._folder / str(number)
         repository.mkdir()
         for model in models:
             write_model(repository, model, SUMS, io_config("INT32", "1", 8, SEQUENCE))
-        server = self._stack.enter_context(Serving(repository))
-        server.wait_until_ready()
+        host, server = "127.0.0.1", Serving(repository)
+        if node is not None:
+            host = node.address
+            server = Serving(repository, *(f"--{part}-address={host}" for part in ("http", "grpc")))
+            server.command[:0] = node.within
+        self._stack.enter_context(server)
+        if node is None:
+            server.wait_until_ready()
         names = models if named else ()
         ports = server.port, server.grpc_port, server.metrics_port
-        return server, Member(f"0000000{2 * number}", group, names, "127.0.0.1", *ports, sequences=True)
+        return server, Member(f"0000000{2 * number}", group, names, host, *ports, sequences=True)
 
     def show(self, *members: Member) -> None:
         self.show_groups({member.group: member.models for member in members}, *members)
@@ -151,6 +192,34 @@ def test_a_dead_server_is_left_out(fronted: Fronted) -> None:
     first.process.wait()
     for id in range(100, 120):
         assert fronted.step("http", "sums", id, 1, sequence_start=True, sequence_end=True) == 1
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["running", "replaced"])
+def test_a_stream_to_a_node_that_is_cut_off_ends(tmp_path: Path, replaced: bool) -> None:
+    """Also in a process of HAProxy that was replaced, and only goes on for its connections."""
+    with contextlib.ExitStack() as stack:
+        node = Node(stack)
+        fronted = Fronted(tmp_path, stack)
+        _, far = fronted.server(1, "far", group="far", named=True, node=node)
+        _, near = fronted.server(2, "near", group="near", named=True)
+        fronted.show(far)
+        eventually(lambda: fronted.http.is_model_ready("far"))
+        answers: queue.Queue[Any] = queue.Queue()
+        fronted.grpc.start_stream(lambda result, error: answers.put((result, error)))
+        given = tritonclient.grpc.InferInput("INPUT0", [1, 1], "INT32")
+        given.set_data_from_numpy(np.array([[7]], np.int32))
+        fronted.grpc.async_stream_infer("far", [given], sequence_id=1, sequence_start=True)
+        result, error = answers.get(timeout=30)
+        assert error is None
+        assert result.as_numpy("OUTPUT0").item() == 7
+        if replaced:
+            fronted.show(far, near)
+        assert answers.empty()
+        node.cut_off()
+        if replaced:
+            fronted.show_groups({"far": ("far",), "near": ("near",)}, near)
+        result, error = answers.get(timeout=30)
+        assert "Stream removed" in str(error)
 
 
 def test_what_haproxy_does_not_take_is_said(fronted: Fronted) -> None:

@@ -10,7 +10,8 @@ It is that of `stubserve deploy haproxy`, with the replicas that there are, and 
   header x-model-name goes before it, for a stream that is silent at first.
 
 Replicas come and leave in the running process, by commands on its socket. Another group, or another front, means a new
-process: the old one finishes its connections and takes no new ones.
+process: the old one finishes its connections and takes no new ones. It no longer checks replicas, so it is told of one
+that is gone.
 """
 
 from __future__ import annotations
@@ -191,6 +192,7 @@ class Balancer:
             self._change(servers)
         else:
             self._begin(fleet, me)
+        self._end_in_old_processes([name for name in self._servers if name not in servers])
         self._frame, self._servers = frame, servers
 
     def _begin(self, fleet: Fleet, me: str) -> None:
@@ -211,7 +213,8 @@ class Balancer:
             self._process.send_signal(signal.SIGUSR2)
         else:
             # Its worker ends with it.
-            self._process = child.start([self._program, "-W", "-L", me, "-f", str(file)], signal.SIGKILL)
+            command = [self._program, "-W", "-S", str(self._folder / "master.sock"), "-L", me, "-f", str(file)]
+            self._process = child.start(command, signal.SIGKILL)
         deadline = time.monotonic() + _PATIENCE_S
         while self._worker() in ("", worker):
             if not self.lives or time.monotonic() > deadline:
@@ -237,19 +240,34 @@ class Balancer:
                 self._leftover.discard(command.rpartition(" ")[2])
         self._leftover -= servers.keys()
 
+    def _end_in_old_processes(self, gone: list[str]) -> None:
+        """Ends what processes that were replaced still have with these servers."""
+        if not gone:
+            return
+        servers = [" be={} srv={} ".format(*name.split("/")) for name in gone]
+        for line in self._command("show proc", "master.sock").partition("# old workers\n")[2].splitlines():
+            if not line[:1].isdigit():
+                continue
+            process = f"@!{line.partition(' ')[0]}"
+            for session in self._command(f"{process} show sess", "master.sock").splitlines():
+                if any(server in session for server in servers):
+                    self._command(f"{process} shutdown session {session.partition(':')[0]}", "master.sock")
+
     def _worker(self) -> str:
-        """The pid of the process that takes connections; "" if there is none yet."""
+        """The pid of the process that takes connections; "" while there is none, or its master does not know it."""
         try:
-            return self._command("show info").partition("\nPid: ")[2].partition("\n")[0]
+            pid = self._command("show info").partition("\nPid: ")[2].partition("\n")[0]
+            return pid if f"\n{pid} " in self._command("show proc", "master.sock") else ""
         except OSError:
             return ""
 
-    def _command(self, command: str) -> str:
-        """A command on HAProxy's socket; its answer. Raises OSError."""
+    def _command(self, command: str, to: str = "admin.sock") -> str:
+        """A command on a socket of HAProxy's, and the answer to it. Raises OSError."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(_PATIENCE_S)
-            connection.connect(str(self._folder / "admin.sock"))
+            connection.connect(str(self._folder / to))
             connection.sendall(command.encode() + b"\n")
+            connection.shutdown(socket.SHUT_WR)
             return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 
     @property
