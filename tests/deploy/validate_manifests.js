@@ -1,6 +1,6 @@
 // Checks manifests of KEDA and of the Gateway API: JSON documents on standard input, by the packages @kubernetes-models
 // in the folder KUBERNETES_MODELS. Fails with what is wrong.
-const folder = process.env.KUBERNETES_MODELS + "/node_modules/@kubernetes-models/"
+const folder = require("path").resolve(process.env.KUBERNETES_MODELS, "node_modules/@kubernetes-models") + "/"
 for (const document of JSON.parse(require("fs").readFileSync(0))) {
   const group = document.apiVersion.split("/")[0]
   // The package has GRPCRoute as it was before it became v1, with the same fields.
