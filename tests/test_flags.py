@@ -225,13 +225,6 @@ def test_what_is_wrong_is_said(words: list[str], text: str) -> None:
         parse_arguments(words)
 
 
-def test_the_other_transport_of_grpc_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parse_arguments(["m", "--grpc-transport=grpcio"]).grpc.transport == "grpcio"
-    monkeypatch.setitem(sys.modules, "grpc", None)
-    with pytest.raises(UsageError, match=re.escape("pip install 'stubserve[grpcio]'")):
-        parse_arguments(["m", "--grpc-transport=grpcio"])
-
-
 @pytest.mark.parametrize("word", ["run", "start", "sevre"])
 def test_a_word_for_serve_names_serve(word: str) -> None:
     done = subprocess.run([sys.executable, "-m", "stubserve", word, "my models"], capture_output=True, text=True)

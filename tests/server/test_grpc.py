@@ -444,22 +444,18 @@ def test_restricted_rpcs_need_their_key(triton: Grpc) -> None:
 # Servers of their own
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_spaces_around_metadata_are_part_of_it(repository: Path, transport: str) -> None:
+def test_spaces_around_metadata_are_part_of_it(repository: Path) -> None:
     """grpcio sends them as they are, and takes them so."""
     write_model(repository, "parameters", PARAMETERS, PARAMETERS_CONFIG)
-    flags = ("--grpc-header-forward-pattern=^x-", f"--grpc-transport={transport}")
-    with Serving(repository, *flags) as server, connected(server) as calls:
+    with Serving(repository, "--grpc-header-forward-pattern=^x-") as server, connected(server) as calls:
         answer = calls.infer(request("parameters"), metadata=(("x-tenant", " blue "),))
     assert answer.raw_output_contents[0][4:] == b'{"x-tenant":" blue "}'
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_each_request_and_cancellation_is_a_line_when_verbose(repository: Path, transport: str) -> None:
+def test_each_request_and_cancellation_is_a_line_when_verbose(repository: Path) -> None:
     write_model(repository, "echo")
     write_model(repository, "patient", PATIENT)
-    flags = ("--log-verbose=1", f"--grpc-transport={transport}")
-    with Serving(repository, *flags) as server, connected(server) as calls:
+    with Serving(repository, "--log-verbose=1") as server, connected(server) as calls:
         calls.infer(request())
         calls.stub.ServerLive(service_pb2.ServerLiveRequest())
         waiting = calls.stub.ModelInfer.future(request("patient"))
@@ -474,20 +470,17 @@ def test_each_request_and_cancellation_is_a_line_when_verbose(repository: Path, 
         assert lines == ["ModelInfer", "ServerLive", "ModelInfer", "LogSettings"]
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
 @pytest.mark.parametrize("level", ["low", "high"])
-def test_compressed_answers(repository: Path, level: str, transport: str) -> None:
+def test_compressed_answers(repository: Path, level: str) -> None:
     write_model(repository, "echo")
-    flags = (f"--grpc-infer-response-compression-level={level}", f"--grpc-transport={transport}")
-    with Serving(repository, *flags) as server, connected(server) as calls:
+    with Serving(repository, f"--grpc-infer-response-compression-level={level}") as server, connected(server) as calls:
         values = [float(number % 7) for number in range(50_000)]
         for answer in (calls.infer(request(values=values)), calls.stream(request(values=values))[0].infer_response):
             assert np.frombuffer(answer.raw_output_contents[0], np.float32).tolist() == values
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
 @pytest.mark.parametrize("mutual", [False, True])
-def test_tls(repository: Path, tmp_path: Path, mutual: bool, transport: str) -> None:
+def test_tls(repository: Path, tmp_path: Path, mutual: bool) -> None:
     write_model(repository, "echo")
     authority = trustme.CA()
     ours = authority.issue_cert("localhost")
@@ -495,7 +488,7 @@ def test_tls(repository: Path, tmp_path: Path, mutual: bool, transport: str) -> 
     ours.cert_chain_pems[0].write_to_path(tmp_path / "cert")
     authority.cert_pem.write_to_path(tmp_path / "root")
     flags = [
-        f"--grpc-transport={transport}", "--grpc-use-ssl",
+        "--grpc-use-ssl",
         f"--grpc-server-cert={tmp_path / 'cert'}", f"--grpc-server-key={tmp_path / 'key'}",
         f"--grpc-root-cert={tmp_path / 'root'}", *(["--grpc-use-ssl-mutual"] if mutual else []),
     ]  # fmt: skip
@@ -516,11 +509,10 @@ def test_tls(repository: Path, tmp_path: Path, mutual: bool, transport: str) -> 
             assert calls.refusal(request())[0] == "UNAVAILABLE"
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_a_port_in_use_is_said_and_ends_the_server(repository: Path, transport: str) -> None:
+def test_a_port_in_use_is_said_and_ends_the_server(repository: Path) -> None:
     write_model(repository, "echo")
     with Serving(repository) as first:
-        second = Serving(repository, f"--grpc-port={first.grpc_port}", f"--grpc-transport={transport}")
+        second = Serving(repository, f"--grpc-port={first.grpc_port}")
         second.start()
         assert second.process.wait(PATIENCE_S) == 1
         second.wait_for("Choose another --grpc-port")

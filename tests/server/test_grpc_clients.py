@@ -31,13 +31,13 @@ SLOW = """
 """
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     repository = tmp_path_factory.mktemp("models")
     write_model(repository, "echo", IDENTITY, io_config("FP32", "-1", 8, "dynamic_batching { }"))
     write_model(repository, "words", IDENTITY, io_config("STRING", "-1", 8))
     write_model(repository, "slow", SLOW, io_config("FP32", "-1", 8))
-    with Serving(repository, f"--grpc-transport={request.param}") as running:
+    with Serving(repository) as running:
         yield running
 
 

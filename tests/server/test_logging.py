@@ -360,8 +360,7 @@ def test_each_answer_has_a_line_where_that_is_wanted(tmp_path: Path) -> None:
         server.wait_for(r'\\"GET /metrics HTTP/1\.1\\" 200')
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_each_call_has_a_line_where_that_is_wanted(tmp_path: Path, transport: str) -> None:
+def test_each_call_has_a_line_where_that_is_wanted(tmp_path: Path) -> None:
     source = """
         import time
         import triton_python_backend_utils as pb_utils
@@ -379,7 +378,7 @@ def test_each_call_has_a_line_where_that_is_wanted(tmp_path: Path, transport: st
     def line(method: str, rest: str) -> str:
         return rf'127\.0\.0\.1:\d+ - \\"/inference\.GRPCInferenceService/{method} HTTP/2\\" {rest}'
 
-    with Serving(tmp_path, "--access-log", f"--grpc-transport={transport}") as server, connected(server) as grpc:
+    with Serving(tmp_path, "--access-log") as server, connected(server) as grpc:
         message = grpc_request("echo")
         answer = grpc.infer(message)
         took = rf'\d+ µs, {message.ByteSize()} bytes in, {answer.ByteSize()} out"'
@@ -454,10 +453,9 @@ def test_a_log_may_be_json(tmp_path: Path) -> None:
         assert (line["level"], line["place"].partition(":")[0]) == ("warning", "model.py")
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_each_answer_has_the_same_fields_over_all_protocols(tmp_path: Path, transport: str) -> None:
+def test_each_answer_has_the_same_fields_over_all_protocols(tmp_path: Path) -> None:
     write_model(tmp_path, "echo", version=3)
-    flags = ("--access-log", "--log-format=json", f"--grpc-transport={transport}")
+    flags = ("--access-log", "--log-format=json")
     with Serving(tmp_path, *flags) as server, connected(server) as grpc:
 
         def fields(request: str) -> dict[str, Any]:

@@ -50,9 +50,9 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def sharing(ports: list[int], *flags: str) -> list[str]:
+def sharing(ports: list[int]) -> list[str]:
     http, grpc = ports
-    return [f"--http-port={http}", f"--grpc-port={grpc}", "--reuse-http-port=true", "--reuse-grpc-port=true", *flags]
+    return [f"--http-port={http}", f"--grpc-port={grpc}", "--reuse-http-port=true", "--reuse-grpc-port=true"]
 
 
 def ask_by_http(port: int) -> None:
@@ -79,9 +79,8 @@ def answered(server: Serving) -> int:
     return int(found[1])
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_two_servers_share_out_connections(repository: Path, ports: list[int], transport: str) -> None:
-    flags = sharing(ports, f"--grpc-transport={transport}")
+def test_two_servers_share_out_connections(repository: Path, ports: list[int]) -> None:
+    flags = sharing(ports)
     with Serving(repository, *flags) as first, Serving(repository, *flags) as second:
         before = [0, 0]
         for ask, port in zip(WAYS, ports, strict=True):
@@ -93,12 +92,11 @@ def test_two_servers_share_out_connections(repository: Path, ports: list[int], t
             before = after
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
 def test_a_server_takes_connections_from_when_it_is_ready_until_it_ends(
-    repository: Path, tmp_path: Path, ports: list[int], transport: str
+    repository: Path, tmp_path: Path, ports: list[int]
 ) -> None:
     """So one may take another's place, and nobody is refused."""
-    flags = sharing(ports, f"--grpc-transport={transport}")
+    flags = sharing(ports)
     write_model(tmp_path / "next", "echo")
     held = write_model(tmp_path / "next", "held", HELD)
     with Serving(repository, *flags) as first:
@@ -122,10 +120,9 @@ def test_a_server_takes_connections_from_when_it_is_ready_until_it_ends(
             second.stop()
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_a_server_that_is_ended_before_it_is_ready(tmp_path: Path, ports: list[int], transport: str) -> None:
+def test_a_server_that_is_ended_before_it_is_ready(tmp_path: Path, ports: list[int]) -> None:
     write_model(tmp_path, "held", HELD)
-    server = Serving(tmp_path, *sharing(ports, f"--grpc-transport={transport}"))
+    server = Serving(tmp_path, *sharing(ports))
     server.start()
     server.wait_for("held back")
     assert server.stop() == 0

@@ -41,12 +41,11 @@ MANY = 300_000
 STRINGS = b"".join(struct.pack("<I", number % 5) + bytes(number % 5) for number in range(MANY))
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
-def triton(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grpc]:
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grpc]:
     repository: Path = tmp_path_factory.mktemp("models")
     write_model(repository, "counts", COUNTS, COUNTS_CONFIG)
-    flags = ("--allow-client-shm", f"--grpc-transport={request.param}")
-    with Serving(repository, *flags) as server, connected(server) as calls:
+    with Serving(repository, "--allow-client-shm") as server, connected(server) as calls:
         server.wait_until_ready()
         yield calls
 

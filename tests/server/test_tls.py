@@ -249,18 +249,6 @@ def test_files_that_cannot_be_used_end_the_start(
     server.stop()
 
 
-def test_grpcio_tells_a_bad_key_as_such(repository: Path, certificates: Certificates, tmp_path: Path) -> None:
-    """By itself it says only that it cannot listen, as where the port is taken."""
-    other = tmp_path / "other.pem"
-    other.write_bytes(trustme.CA().issue_cert("127.0.0.1").private_key_pem.bytes())
-    server = Serving(repository, *certificates.grpc_flags, f"--grpc-server-key={other}", "--grpc-transport=grpcio")
-    server.start()
-    assert server.process.wait(PATIENCE_S) == 1
-    server.wait_for(f"{certificates.certificate}: the certificate and the private key {other} cannot be used together")
-    assert "Is another server running?" not in server.output
-    server.stop()
-
-
 def test_the_server_ends_while_a_handshake_hangs(repository: Path, certificates: Certificates) -> None:
     with Serving(repository, *certificates.flags) as serving, socket.socket() as connection:
         connection.connect(("127.0.0.1", serving.port))

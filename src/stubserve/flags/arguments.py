@@ -30,7 +30,6 @@ _INVALID = "invalid argument for --{0}, got: {2}. Use {1}"
 _CHOICES = {
     "model-control-mode": (_MUST_BE, (NONE, EXPLICIT, POLL)),
     "check-outputs": (_MUST_BE, ("never", "first", "always", "refuse")),
-    "grpc-transport": (_MUST_BE, ("native", "grpcio")),
     "grpc-infer-response-compression-level": (_INVALID, ("none", "low", "medium", "high")),
     "log-format": (_INVALID.replace("{0}", "log_format"), (DEFAULT, ISO8601, JSON)),
 }
@@ -190,7 +189,6 @@ def _check_tls(protocol: str, tls: Tls | None) -> None:
 def _check_packages(settings: Settings) -> None:
     exports = settings.tracing.mode == OPENTELEMETRY
     for wanted, flag, package, extra, noun in (
-        (settings.grpc.transport == "grpcio", "--grpc-transport=grpcio", "grpc", "grpcio", "a package"),
         (exports, "--trace-config mode=opentelemetry", "opentelemetry", "opentelemetry", "packages"),
         (exports, "--trace-config mode=opentelemetry", "opentelemetry.exporter", "opentelemetry", "packages"),
         (settings.cache.name == REDIS, "--cache-config=redis,...", "redis", "redis", "a package"),

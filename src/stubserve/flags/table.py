@@ -119,7 +119,6 @@ grpc-http2-min-recv-ping-interval-without-data = min_recv_ping_interval_without_
 grpc-http2-max-ping-strikes = max_ping_strikes: Too early pings that a client may send (2).
 grpc-max-connection-age = max_connection_age: Milliseconds that a connection may live (no limit).
 grpc-max-connection-age-grace = max_connection_age_grace: Milliseconds more for its calls to end (no limit).
-grpc-transport = transport: native, or grpcio for gRPC through its C core: slower (native).
 [clients] What a client may take
 allow-client-shm = shm: Let clients register shared memory for inputs and outputs, by name, in /dev/shm (false).
 request-min-rate = min_rate: Bytes per second that an unfinished request has to arrive at (500).

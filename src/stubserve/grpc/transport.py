@@ -1,4 +1,4 @@
-"""What passes between the service and a transport. A transport speaks HTTP/2; the service never sees it.
+"""What passes between the service and the transport. The transport speaks HTTP/2; the service never sees it.
 
 For each RPC the transport asks the service for the method by its path, opens a handler with a call, and tells the
 handler what the client sends. The handler answers through the call, at once or later. Everything happens on the event

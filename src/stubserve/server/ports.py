@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 from stubserve.commands.question import DEFAULT_URL, command_line, curl_line, inputs_of
 from stubserve.connections.listening import BACKLOG, explained, listen
 from stubserve.errors import ServeError
+from stubserve.grpc.http2.connection import Http2Transport
 from stubserve.http.access import Cors
 from stubserve.http.shared import Connections
 from stubserve.model_config.render import model_metadata, render_json
 from stubserve.server.fronts import (
-    GrpcTransport,
     HttpServer,
     grpc_server,
     http_server,
@@ -54,7 +54,7 @@ class Ports:
         cors = Cors(http.cors_origins) if http.cors_origins else None
         self._connections = Connections(server, cors, server.settings.logging.access, server.http_access)
         self._http: dict[str, tuple[HttpServer, socket.socket]] = {}
-        self._grpc: GrpcTransport | None = None
+        self._grpc: Http2Transport | None = None
         self._serving: list[asyncio.Task[None]] = []
         self._stopping_grpc: asyncio.Task[None] | None = None
         self._log_requests_if_verbose()

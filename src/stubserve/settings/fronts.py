@@ -80,7 +80,6 @@ class GrpcSettings(FrontSettings):
     """How gRPC is served. Times are in milliseconds; None: no limit."""
 
     port: int = 8001
-    transport: str = "native"
     compression_level: str = "none"
     keepalive_time: int = 7_200_000
     keepalive_timeout: int = 20_000
