@@ -10,8 +10,7 @@ It is that of `stubserve deploy haproxy`, with the replicas that there are, and 
   header x-model-name goes before it, for a stream that is silent at first.
 
 Replicas come and leave in the running process, by commands on its socket. Another group, or another front, means a new
-process: the old one finishes its connections and takes no new ones. It no longer checks replicas, so it is told of one
-that is gone.
+process: the old one only finishes its connections. It checks no replicas, so it is told of one that is gone.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import socket
@@ -245,13 +245,11 @@ class Balancer:
         if not gone:
             return
         servers = [" be={} srv={} ".format(*name.split("/")) for name in gone]
-        for line in self._command("show proc", "master.sock").partition("# old workers\n")[2].splitlines():
-            if not line[:1].isdigit():
-                continue
-            process = f"@!{line.partition(' ')[0]}"
-            for session in self._command(f"{process} show sess", "master.sock").splitlines():
+        old = self._command("show proc", "master.sock").partition("# old workers\n")[2]
+        for process in re.findall(r"^\d+", old, re.MULTILINE):
+            for session in self._command(f"@!{process} show sess", "master.sock").splitlines():
                 if any(server in session for server in servers):
-                    self._command(f"{process} shutdown session {session.partition(':')[0]}", "master.sock")
+                    self._command(f"@!{process} shutdown session {session.partition(':')[0]}", "master.sock")
 
     def _worker(self) -> str:
         """The pid of the process that takes connections; "" while there is none, or its master does not know it."""

@@ -135,12 +135,12 @@ class KnownHeads:
             if len(memory) >= _KNOWN_LINES:
                 memory.clear()
         self._routes[route] = head
-        for line, (name, lower, _) in zip(lines, fields, strict=True):
+        for line, field, (name, lower, _) in zip(lines, head.headers, fields, strict=True):
             kind = _KINDS.get(lower, _PLAIN)
             if kind in _OWN_VALUE:
                 self._names[name] = kind
             else:
-                self._lines[line] = kind, _field(line)
+                self._lines[line] = kind, field
                 if kind == _PLAIN and lower not in _NEVER_KNOWN:
                     self._names[name] = kind
 

@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,8 +17,6 @@ from starlette.types import ASGIApp
 from stubserve.connections.listening import Acceptor
 from stubserve.connections.paced_transport import see_it_closed
 from stubserve.connections.tls import tls_context
-from stubserve.grpc.http2.connection import Http2Transport
-from stubserve.grpc.service import Service, rpc_access
 from stubserve.http.app import create_app
 from stubserve.http.connection import HttpConnection
 from stubserve.http.fallback import uvicorn_config
@@ -27,6 +25,9 @@ from stubserve.http.pages import create_metrics_app
 from stubserve.http.shared import Connections
 from stubserve.inference.long_work import Offload
 from stubserve.server.server import Server
+
+if TYPE_CHECKING:
+    from stubserve.grpc.http2.connection import Http2Transport
 
 
 class HttpServer(uvicorn.Server):
@@ -130,6 +131,10 @@ def _config(server: Server, app: Any, **more: Any) -> uvicorn.Config:
 
 def grpc_server(server: Server) -> Http2Transport:
     """The gRPC front end of a server, listening. Raises OSError."""
+    # Here, so that a server does not pay for gRPC that it does not serve.
+    from stubserve.grpc.http2.connection import Http2Transport
+    from stubserve.grpc.service import Service, rpc_access
+
     settings = server.settings.grpc
     access = rpc_access(settings.restricted, server.tokens, server.settings.auth.open_kinds)
     service = Service(server, settings.header_forward_pattern, access, server.settings.logging.access)

@@ -15,11 +15,11 @@ import json
 import logging
 import socket
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from stubserve.commands.question import DEFAULT_URL, command_line, curl_line, inputs_of
 from stubserve.connections.listening import BACKLOG, explained, listen
 from stubserve.errors import ServeError
-from stubserve.grpc.http2.connection import Http2Transport
 from stubserve.http.access import Cors
 from stubserve.http.shared import Connections
 from stubserve.model_config.render import model_metadata, render_json
@@ -32,6 +32,9 @@ from stubserve.server.fronts import (
     vertex_server,
 )
 from stubserve.server.server import Server
+
+if TYPE_CHECKING:
+    from stubserve.grpc.http2.connection import Http2Transport
 
 log = logging.getLogger("stubserve.server")
 
