@@ -32,6 +32,7 @@ import tritonclient.grpc
 
 from stubserve.fleet.group import Group
 from tests.deploy.test_balancers import CLIENTS, ENOUGH, SEQUENCE, SEQUENCES, SUMS, Load, infer
+from tests.network import Network, run
 from tests.real_server import eventually, io_config, write_model
 from tests.server.ensembles import one
 
@@ -91,15 +92,8 @@ class Cluster:
         self._undo = undo
         self._undo.callback(shutil.rmtree, self.folder, ignore_errors=True)
         self._undo.callback(self._log.close)
-        # What is deleted may last until its last process is gone.
-        self._link = f"sbr{secrets.token_hex(3)}"
-        self.names = [f"{self._link}n{node}" for node in range(NODES)]
-        _run("ip", "link", "add", self._link, "type", "bridge")
-        self._undo.callback(_run, "ip", "link", "del", self._link)
-        _run("ip", "addr", "add", f"{NETWORK}.254/24", "dev", self._link)
-        _run("ip", "link", "set", self._link, "up")
-        for node in range(NODES):
-            self._make(node)
+        self._network = Network(NETWORK, NODES, undo)
+        self.cut_off = self._network.cut_off
         (head, *others) = (f"--node-ip-address={address(node)}" for node in range(NODES))
         self._undo.callback(self._kill_all)
         self._ray(0, "--head", head, "--port=6379", "--include-dashboard=false", f"--temp-dir={self.folder}")
@@ -107,7 +101,7 @@ class Cluster:
             self._ray(node, f"--address={address(0)}:6379", option)
         driver = [os.environ["RAY_PYTHON"], str(Path(__file__).with_name("ray_driver.py")), f"{address(0)}:6379"]
         self._driver = subprocess.Popen(
-            [*self._within(0), *driver],
+            [*self._network.within(0), *driver],
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -126,39 +120,19 @@ class Cluster:
 
     def kill(self, node: int) -> None:
         """All processes of a node at once."""
-        for pid in _run("ip", "netns", "pids", self.names[node]).split():
+        for pid in run("ip", "netns", "pids", self._network.names[node]).split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
-
-    def cut_off(self, node: int) -> None:
-        _run("ip", "link", "set", f"{self._link}v{node}", "down")
 
     def _kill_all(self) -> None:
         for node in range(NODES):
             self.kill(node)
 
-    def _make(self, node: int) -> None:
-        name, here = self.names[node], f"{self._link}v{node}"
-        _run("ip", "netns", "add", name)
-        self._undo.callback(_run, "ip", "netns", "del", name)
-        _run("ip", "link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", name)
-        _run("ip", "link", "set", here, "master", self._link, "up")
-        _run("ip", "-n", name, "addr", "add", f"{address(node)}/24", "dev", "eth0")
-        for device in ("lo", "eth0"):
-            _run("ip", "-n", name, "link", "set", device, "up")
-
     def _ray(self, node: int, *options: str) -> None:
         """Returns when the node is a part of the cluster; its processes go on."""
         ray = str(Path(os.environ["RAY_PYTHON"]).with_name("ray"))
-        command = [*self._within(node), ray, "start", "--disable-usage-stats", "--num-cpus=1", *options]
+        command = [*self._network.within(node), ray, "start", "--disable-usage-stats", "--num-cpus=1", *options]
         subprocess.run(command, check=True, env=self._environment, stdout=self._log, stderr=self._log)
-
-    def _within(self, node: int) -> list[str]:
-        return ["ip", "netns", "exec", self.names[node]]
-
-
-def _run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture

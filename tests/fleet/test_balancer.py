@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import queue
-import secrets
 import subprocess
 import sys
 import urllib.request
@@ -24,40 +23,10 @@ from stubserve.fleet.balancer import Addresses, Balancer
 from stubserve.fleet.directory import Fleet, Front, Member
 from tests.conformance.servers import free_ports
 from tests.deploy.test_balancers import SEQUENCE, SUMS, haproxy
+from tests.network import Network
 from tests.real_server import Serving, eventually, io_config, write_model
 
 pytestmark = pytest.mark.skipif(not haproxy(), reason="needs HAProxy")
-
-
-class Node:
-    """A network namespace, which can be cut off; and an address in it."""
-
-    address = "10.197.84.2"
-
-    def __init__(self, stack: contextlib.ExitStack) -> None:
-        name = f"sbb{secrets.token_hex(3)}"
-        self.within = ["ip", "netns", "exec", name]
-        self._here = f"{name}v"
-        try:
-            self._ip("link", "add", name, "type", "bridge")
-        except (OSError, subprocess.CalledProcessError):
-            pytest.skip("this machine lets nobody make networks")
-        stack.callback(self._ip, "link", "del", name)
-        self._ip("addr", "add", "10.197.84.1/24", "dev", name)
-        self._ip("link", "set", name, "up")
-        self._ip("netns", "add", name)
-        stack.callback(self._ip, "netns", "del", name)
-        self._ip("link", "add", self._here, "type", "veth", "peer", "name", "eth0", "netns", name)
-        self._ip("link", "set", self._here, "master", name, "up")
-        self._ip("-n", name, "addr", "add", f"{self.address}/24", "dev", "eth0")
-        self._ip("-n", name, "link", "set", "eth0", "up")
-
-    def cut_off(self) -> None:
-        self._ip("link", "set", self._here, "down")
-
-    @staticmethod
-    def _ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True)
 
 
 class Fronted:
@@ -75,19 +44,19 @@ class Fronted:
         stack.callback(self.grpc.close)
 
     def server(
-        self, number: int, *models: str, group: str = "all", named: bool = False, node: Node | None = None
+        self, number: int, *models: str, group: str = "all", named: bool = False, network: Network | None = None
     ) -> tuple[Serving, Member]:
         repository = self._folder / str(number)
         repository.mkdir()
         for model in models:
             write_model(repository, model, SUMS, io_config("INT32", "1", 8, SEQUENCE))
         host, server = "127.0.0.1", Serving(repository)
-        if node is not None:
-            host = node.address
+        if network is not None:
+            host = network.address(0)
             server = Serving(repository, *(f"--{part}-address={host}" for part in ("http", "grpc")))
-            server.command[:0] = node.within
+            server.command[:0] = network.within(0)
         self._stack.enter_context(server)
-        if node is None:
+        if network is None:
             server.wait_until_ready()
         names = models if named else ()
         ports = server.port, server.grpc_port, server.metrics_port
@@ -198,9 +167,12 @@ def test_a_dead_server_is_left_out(fronted: Fronted) -> None:
 def test_a_stream_to_a_node_that_is_cut_off_ends(tmp_path: Path, replaced: bool) -> None:
     """Also in a process of HAProxy that was replaced, and only goes on for its connections."""
     with contextlib.ExitStack() as stack:
-        node = Node(stack)
+        try:
+            network = Network("10.197.84", 1, stack)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("this machine lets nobody make networks")
         fronted = Fronted(tmp_path, stack)
-        _, far = fronted.server(1, "far", group="far", named=True, node=node)
+        _, far = fronted.server(1, "far", group="far", named=True, network=network)
         _, near = fronted.server(2, "near", group="near", named=True)
         fronted.show(far)
         eventually(lambda: fronted.http.is_model_ready("far"))
@@ -215,7 +187,7 @@ def test_a_stream_to_a_node_that_is_cut_off_ends(tmp_path: Path, replaced: bool)
         if replaced:
             fronted.show(far, near)
         assert answers.empty()
-        node.cut_off()
+        network.cut_off(0)
         if replaced:
             fronted.show_groups({"far": ("far",), "near": ("near",)}, near)
         result, error = answers.get(timeout=30)
