@@ -80,7 +80,8 @@ TENSOR = 'name: "X" data_type: TYPE_FP32'
             "Non-linear IO format is only supported for the TensorRT platform",
         ),
         (
-            f'platform: "tensorrt_plan" output {{ {TENSOR} dims: 1 is_non_linear_format_io: true }}',
+            f'backend: "tensorrt" platform: "tensorrt_plan" '
+            f"output {{ {TENSOR} dims: 1 is_non_linear_format_io: true }}",
             "Non-linear IO format output requires 3 dims",
         ),
         (
@@ -122,7 +123,7 @@ def test_unknown_batch_kind_refused() -> None:
         f"max_batch_size: 1 input {{ {TENSOR} dims: 1 reshape {{}} }}",
         f"input {{ {TENSOR} dims: [2, 4, -1, 6] reshape {{ shape: [8, -1, 1, 6] }} }}",
         f"input {{ {TENSOR} dims: [3, 2, 2] format: FORMAT_NCHW }}",
-        f'platform: "tensorrt_plan" input {{ {TENSOR} dims: 1 is_shape_tensor: true }}',
+        f'backend: "tensorrt" platform: "tensorrt_plan" input {{ {TENSOR} dims: 1 is_shape_tensor: true }}',
         TENSORS + 'batch_input { kind: BATCH_ITEM_SHAPE source_input: "X" target_name: "n" data_type: TYPE_INT32 }',
         TENSORS + 'batch_output { source_input: "X" target_name: "Y" }',
     ],

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stubserve_stub.backends.find import IN_ENVIRONMENTS
+from stubserve_stub.backends.card import Card
+from stubserve_stub.backends.cards import card_of
 
-from stubserve.checking.files import FILE_CHECKS, FileCheck
+from stubserve.checking.files import config_problems, file_problems
 from stubserve.environments.environment import environment_in
 from stubserve.environments.probe import EnvironmentUnusable, inspect_file
 from stubserve.environments.resolve import PARAMETER, named_in, place_of
@@ -133,8 +134,7 @@ class _Check:
         for file in files:
             for problem in source_problems(file, runs_here=not (named_in(config) or self._brings_environment)):
                 self._note(file, problem.text, problem.line, problem.is_warning)
-        if config.backend in FILE_CHECKS:
-            self._files(config, FILE_CHECKS[config.backend])
+        self._files(config, card_of(config.backend))
         self._labels(config)
         self._environment(config)
         if config.platform == ENSEMBLE_PLATFORM:
@@ -185,7 +185,7 @@ class _Check:
             program = self._attempt(locate_program, config, self._folder.path, version, self._backend_directory)
             if program is None:
                 break  # the other versions would only repeat it
-            self._in_environment = program.backend in IN_ENVIRONMENTS
+            self._in_environment = card_of(program.backend).in_environments
             self._brings_environment = program.default_environment is not None
             if program.file is not None:
                 programs.append(program.file)
@@ -195,17 +195,17 @@ class _Check:
         with _log_as_problems(self._folder.name, self._folder.path, self._found):
             return self._attempt(available_versions, self._folder, config) or []
 
-    def _files(self, config: Any, check: FileCheck) -> None:
+    def _files(self, config: Any, card: Card) -> None:
         """What a backend would refuse. `_versions` has reported folders that cannot be read."""
-        for text in check.problems(config):
+        for text in config_problems(card, config):
             self._note(self._file, text)
         try:
             versions = available_versions(self._folder, config)
         except ServeError:
             return
         for version in versions:
-            for file, text, is_warning in check.file_problems(config, self._folder.version_path(version)):
-                self._note(file, text, is_warning=is_warning)
+            for file, text, is_warning in file_problems(card, config, self._folder.version_path(version)):
+                self._note(Path(file), text, is_warning=is_warning)
 
     def _labels(self, config: Any) -> None:
         for index, output in enumerate(config.output):

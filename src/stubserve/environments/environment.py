@@ -11,12 +11,9 @@ from typing import Any
 
 import msgpack
 import stubserve_stub
+from stubserve_stub.backends.cards import built_in
 
 from stubserve.errors import internal
-
-# Builds of onnxruntime from 1.29 on report each process and model to their maker, and leave a file in the temporary
-# folder, unless this is set before the import. A server's models must stay private.
-_UNLESS_SET = {"ORT_DISABLE_TELEMETRY": "1"}
 
 _STUB_PROGRAM = Path(stubserve_stub.__file__).parent / "__main__.py"
 _MSGPACK = Path(msgpack.__file__).parent
@@ -50,7 +47,8 @@ class Environment:
         return self.run(str(_STUB_PROGRAM), "triton_python_backend_stub", name, *descriptors, str(_MSGPACK))
 
     def process_variables(self) -> dict[str, str]:
-        changed = {**_UNLESS_SET, **os.environ, **self.variables}
+        unless_set = {name: value for card in built_in().values() for name, value in card.variables}
+        changed = {**unless_set, **os.environ, **self.variables}
         return {name: value for name, value in changed.items() if value is not None}
 
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Protocol
 
+from stubserve_stub.backends.cards import card_of
 from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
 CORRELATION_ID_CONTROL = "CONTROL_SEQUENCE_CORRID"
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
-# Backends that run files: their instances on GPUs read inputs there
-_ON_GPUS = ("tensorrt", "onnxruntime", "pytorch")
 
 
 class TensorSignature:
@@ -98,7 +97,7 @@ class Signature:
         self.labels: dict[str, list[str]] = {}
         self.correlation_control = _correlation_control(config)
         # Whether the model is given inputs in memory of a GPU as they are
-        if config.backend in _ON_GPUS:
+        if card_of(config.backend).reads_on_gpus:
             self.takes_devices = any(group.kind == group.KIND_GPU for group in config.instance_group)
         else:
             force = config.parameters[_FORCE_CPU].string_value if _FORCE_CPU in config.parameters else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stubserve_stub.backends.find import PYTHON
+from stubserve_stub.backends.cards import PYTHON, built_in, card_of
 
 from stubserve.environments.environment import Environment
 from stubserve.instances.execution_watch import execute_timeout
@@ -40,8 +40,8 @@ class Program:
 class Launcher:
     """Makes stubs for the model version in `version_dir`.
 
-    With `terminal` one stub has the server's terminal, for a debugger. `threads` limits onnxruntime's threads (0: no
-    limit); the environment's variables limit other libraries. `execute_timeout_s` is the limit of an `execute` if the
+    With `terminal` one stub has the server's terminal, for a debugger. `threads` limits the threads of packages that
+    read no variables of the environment (0: no limit). `execute_timeout_s` is the limit of an `execute` if the
     model sets none (0: no limit); `check_outputs` is which answers are compared with the configuration: never, first or
     always. `gpu_memory` is what tensors may lie on beside the arena.
     """
@@ -80,13 +80,14 @@ class Launcher:
             self._memory,
             {
                 "instance": instance,
-                "backend": self.program.backend,
+                "backend": card_of(self.program.backend).program,
                 "settings": dict(self.program.settings),
                 "model_file": str(self.program.file or ""),
                 "module": self.program.module,
                 "paths": [str(folder) for folder in self.program.search_path],
                 "version_dir": str(self.version_dir),
                 "threads": self._threads,
+                "limits_threads": [card.limits_threads for card in built_in().values() if card.limits_threads],
                 "terminal": self._terminal,
                 "check_outputs": self._check_outputs,
             },

@@ -18,7 +18,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stubserve_stub.backends.find import BUILT_IN, IN_ENVIRONMENTS, PYTHON, WITH_PYTHON_RUNTIME
+from stubserve_stub.backends.cards import PYTHON, card_of
 
 from stubserve.environments.environment import Environment
 from stubserve.environments.resolve import Environments, named_in
@@ -26,8 +26,6 @@ from stubserve.errors import ServeError, internal, invalid, unsupported
 from stubserve.instances.launcher import Program
 
 _RUNTIME = "model.py"
-# The backends for which a batch is one tensor; with others these fields have no effect in Triton either
-_GATHERING = ("onnxruntime", "pytorch", "tensorrt")
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
@@ -64,7 +62,8 @@ def _program_of_backend(config: Any, model_dirs: tuple[Path, ...], backend_direc
     folder = backend_directory.absolute() / backend
     places = (*model_dirs, folder)
     library_name = f"libtriton_{backend}.so"
-    built_in = backend in BUILT_IN and backend != PYTHON
+    card = card_of(backend)
+    built_in = bool(card.program) and backend != PYTHON
     if (folder / _RUNTIME).is_file() and not (folder / library_name).is_file():
         built_in = False
     if not runtime or (built_in and runtime == library_name):
@@ -77,7 +76,7 @@ def _program_of_backend(config: Any, model_dirs: tuple[Path, ...], backend_direc
             raise _no_backend(backend)
         runtime = _RUNTIME
     file = folder / runtime
-    if built_in and runtime == _RUNTIME and backend in WITH_PYTHON_RUNTIME and not file.is_file():
+    if built_in and runtime == _RUNTIME and card.has_python_runtime and not file.is_file():
         return Program(None, runtime=runtime, backend=backend)
     if not (_is_plain(runtime) and runtime.endswith(".py") and file.is_file()):
         raise _no_runtime(config.name, runtime, places)
@@ -120,13 +119,14 @@ def _compiled(what: str, library: Path) -> ServeError:
 
 async def environment_of(program: Program, environments: Environments, config: Any, model_dir: Path) -> Environment:
     """The environment of the configuration, else that of its backend, else the server's. Raises ServeError."""
-    if program.backend not in IN_ENVIRONMENTS:
+    if not card_of(program.backend).in_environments:
         return Environment()
     return await environments.find(named_in(config) or str(program.default_environment or ""), model_dir)
 
 
 def missing_parts(config: Any) -> list[tuple[str, str]]:
     """Fields of a configuration that have no effect: (field, text)."""
+    # In Triton these fields have no effect with other backends either.
     why = f"has no effect with backend '{config.backend}', which gets each request by itself"
-    parts = () if config.backend in _GATHERING else ("batch_input", "batch_output")
+    parts = () if card_of(config.backend).gathers else ("batch_input", "batch_output")
     return [(part, f"'{part}' {why}") for part in parts if getattr(config, part)]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from stubserve_stub.backends.find import BUILT_IN, PYTHON
+from stubserve_stub.backends.card import EITHER, FOLDER, ON_CPUS, ON_GPUS_IF_ASKED, Card, ModelFile
+from stubserve_stub.backends.cards import all_cards, card_of
 
 from stubserve.errors import internal, invalid
 from stubserve.gpus import NO_GPUS, Gpus
@@ -23,41 +24,7 @@ _IDLE_MICROSECONDS = 1_000_000
 
 _GROUP = model_config_pb2.ModelInstanceGroup
 
-# Backends that get two instances on a CPU in upstream when the configuration gives no count.
-_TWO_ON_CPU = frozenset({"tensorflow", "onnxruntime"})
-
-# Models in Python may use a GPU by themselves, and plans run on nothing else. Those of onnxruntime and torch run on one
-# where they ask for it, because their packages for CPUs are common. The other backends run on CPUs.
-_WHEN_ASKED = frozenset({"onnxruntime", "pytorch"})
-_ON_CPUS_ONLY = frozenset(BUILT_IN) - {PYTHON, "tensorrt"} - _WHEN_ASKED
-
-_LIBTORCH = "pytorch_libtorch"
-_LIBTORCH_ALIAS = "libtorch"
 _PYTHON_RUNTIME = "model.py"
-
-
-@dataclass(frozen=True)
-class _Format:
-    """A model format that the server knows by its file: its backend, platform and file name."""
-
-    backend: str
-    filename: str
-    platform: str
-    shape: Literal["file", "directory", "any"]
-
-
-# In the order in which upstream tries them. A backend's first format is the default.
-_FORMATS = (
-    _Format("tensorflow", "model.savedmodel", "tensorflow_savedmodel", "directory"),
-    _Format("tensorflow", "model.graphdef", "tensorflow_graphdef", "file"),
-    _Format("tensorrt", "model.plan", "tensorrt_plan", "file"),
-    _Format("onnxruntime", "model.onnx", "onnxruntime_onnx", "any"),
-    _Format("openvino", "model.xml", "", "any"),
-    _Format("pytorch", "model.pt", _LIBTORCH, "file"),
-    _Format("pytorch", "model.pt2", "torch_aoti", "file"),
-    _Format("python", "model.py", "", "any"),
-    _Format("llamacpp", "model.gguf", "", "file"),  # stubserve's own
-)
 
 
 @dataclass(frozen=True)
@@ -108,7 +75,7 @@ def copy_of(config: ModelConfig) -> ModelConfig:
 
 def usable_gpus(backend: str, gpus: Gpus) -> Gpus:
     """Those of `gpus` that models of this backend can run on: all, or none."""
-    return NO_GPUS if backend in _ON_CPUS_ONLY else gpus
+    return NO_GPUS if card_of(backend).devices == ON_CPUS else gpus
 
 
 def gpu_groups(config: ModelConfig, usable: Gpus) -> list[int]:
@@ -216,18 +183,18 @@ def _entries_of(folder: Path) -> dict[str, bool]:
         raise internal(f"failed to open directory {folder}: {error.strerror}") from None
 
 
-def _has(entries: _Entries, known: _Format) -> bool:
-    is_directory = entries().get(known.filename)
-    return is_directory is not None and (known.shape == "any" or is_directory == (known.shape == "directory"))
+def _has(entries: _Entries, file: ModelFile) -> bool:
+    is_folder = entries().get(file.name)
+    return is_folder is not None and (file.shape == EITHER or is_folder == (file.shape == FOLDER))
 
 
 def _fill_backend(config: Any, model_name: str, entries: _Entries) -> None:
-    known = _format_of(config, entries)
-    if known is not None:
-        if not config.default_model_filename and _names_file(config, known):
-            config.default_model_filename = known.filename
-        config.backend = known.backend
-        config.platform = config.platform or known.platform
+    card, file = _meant(config, entries)
+    if file is not None:
+        if not config.default_model_filename and _fills_name(config, card, file):
+            config.default_model_filename = file.name
+        config.backend = card.name
+        config.platform = config.platform or file.platform
     elif not (config.backend or config.platform or config.default_model_filename):
         _, dot, backend = model_name.partition(".")
         if not dot:
@@ -239,44 +206,42 @@ def _fill_backend(config: Any, model_name: str, entries: _Entries) -> None:
         config.default_model_filename = f"model.{backend}"
 
 
-def _names_file(config: Any, known: _Format) -> bool:
-    """Whether the file name of a format becomes part of the configuration."""
-    if known.backend != "pytorch":
-        return True
-    if config.runtime == _PYTHON_RUNTIME:  # this runtime looks for a module first
+def _fills_name(config: Any, card: Card, file: ModelFile) -> bool:
+    """Whether the name of a model's file becomes part of the configuration."""
+    if card.has_python_runtime and config.runtime == _PYTHON_RUNTIME:  # this runtime looks for a module first
         return False
-    # As upstream: not if a platform, or the file itself, has already meant TorchScript.
-    return known.platform != _LIBTORCH or bool(config.backend and not config.platform)
+    return file.fills_name or bool(config.backend and not config.platform)
 
 
-def _format_of(config: Any, entries: _Entries) -> _Format | None:
+def _meant(config: Any, entries: _Entries) -> tuple[Card, ModelFile | None]:
+    """The backend that a configuration means, and the file of its models; no file if that is unknown."""
     if config.backend:
-        return _format_of_backend(config, entries)
-    platform = _LIBTORCH if config.platform == _LIBTORCH_ALIAS else config.platform
-    for known in _FORMATS:
-        if (platform and platform == known.platform) or config.default_model_filename == known.filename:
-            return known
-        if not platform and not config.default_model_filename and _has(entries, known):
-            return known
-    return None
+        card = card_of(config.backend)
+        return card, _file_of(card, config, entries)
+    for card in all_cards():
+        for file in card.files:
+            if config.platform and config.platform in (file.platform, file.alias):
+                return card, file
+            if _is_there(config, entries, file):
+                return card, file
+    return card_of(""), None
 
 
-def _format_of_backend(config: Any, entries: _Entries) -> _Format | None:
-    formats = [known for known in _FORMATS if known.backend == config.backend]
+def _file_of(card: Card, config: Any, entries: _Entries) -> ModelFile | None:
+    files = card.files
     if config.platform:
         # A platform of another backend still gets this backend's file name; validation then names the pair.
-        matching = [known for known in formats if known.platform == config.platform]
-        formats = matching or formats
-        return formats[0] if formats else None
-    if config.backend == "tensorflow":
-        # The one backend without a default format: the file decides.
-        for known in formats:
-            if config.default_model_filename == known.filename:
-                return known
-            if not config.default_model_filename and _has(entries, known):
-                return known
-        return None
-    return formats[0] if formats else None
+        files = tuple(file for file in files if file.platform == config.platform) or files
+    elif card.needs_file:
+        files = tuple(file for file in files if _is_there(config, entries, file))
+    return files[0] if files else None
+
+
+def _is_there(config: Any, entries: _Entries, file: ModelFile) -> bool:
+    """Whether the configuration names the file, or its folder has the file and the configuration says nothing."""
+    if config.platform or config.default_model_filename:
+        return bool(config.default_model_filename == file.name)
+    return _has(entries, file)
 
 
 def _fill_defaults(config: Any) -> None:
@@ -301,15 +266,16 @@ def _fill_defaults(config: Any) -> None:
 def _fill_instance_groups(config: Any, gpus: Sequence[int]) -> None:
     if config.HasField("ensemble_scheduling"):
         return
+    card = card_of(config.backend)
     if not config.instance_group:
         config.instance_group.add(name=config.name)
     for index, group in enumerate(config.instance_group):
         if not group.name:
             group.name = f"{config.name}_{index}"
         if group.kind == _GROUP.KIND_AUTO:
-            asked = group.gpus or config.backend not in _WHEN_ASKED
+            asked = group.gpus or card.devices != ON_GPUS_IF_ASKED
             group.kind = _GROUP.KIND_GPU if asked and gpus and set(group.gpus) <= set(gpus) else _GROUP.KIND_CPU
         if group.kind == _GROUP.KIND_GPU and not group.gpus:
             group.gpus.extend(gpus)
         if group.count < 1:
-            group.count = 2 if group.kind == _GROUP.KIND_CPU and config.backend in _TWO_ON_CPU else 1
+            group.count = card.instances_on_cpu if group.kind == _GROUP.KIND_CPU else 1

@@ -17,6 +17,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from stubserve_stub.backends.cards import card_of
+
 from stubserve.errors import ServeError, internal, invalid, raise_first, within
 from stubserve.gpus import NO_GPUS, Gpus
 from stubserve.model_config.complete import usable_gpus
@@ -28,14 +30,6 @@ from stubserve.model_config.validate_sequence import sequence_problems, state_pr
 
 _GROUP = model_config_pb2.ModelInstanceGroup
 _DELAY = model_config_pb2.ModelQueuePolicy.DELAY
-
-# A backend in this table serves only these platforms, and a platform in it belongs only to its backend.
-_PLATFORMS = {
-    "tensorflow": ("tensorflow_savedmodel", "tensorflow_graphdef"),
-    "tensorrt": ("tensorrt_plan",),
-    "onnxruntime": ("onnxruntime_onnx",),
-    "pytorch": ("pytorch_libtorch", "libtorch", "torch_aoti"),
-}
 
 # Each is a process. Far fewer already fill a machine; far more would make even their list too large.
 MOST_INSTANCES = 1024
@@ -120,7 +114,7 @@ def _backend_problems(config: ModelConfig) -> Iterator[ServeError]:
         yield invalid(
             f"Ensemble model '{config.name}' must have platform type '{ENSEMBLE_PLATFORM}' and empty backend type"
         ).at("backend")
-    elif config.platform not in _PLATFORMS.get(config.backend, (config.platform,)):
+    elif config.platform not in (card_of(config.backend).platforms or (config.platform,)):
         text = f"unexpected 'platform' and 'backend' pair, got:{config.platform}, {config.backend}"
         yield invalid(text).at("platform")
 
@@ -195,7 +189,7 @@ def instance_group_problems(config: ModelConfig, gpus: Gpus = NO_GPUS) -> Iterat
         else:
             yield internal(f"{where} has unexpected kind KIND_AUTO").at(*here)
         if group.profile:
-            yield from within(_profile_problems(config.platform, group.profile, where), *here, "profile")
+            yield from within(_profile_problems(config, group.profile, where), *here, "profile")
 
 
 def _gpu_problems(group: Any, where: str, backend: str, gpus: Gpus) -> Iterator[ServeError]:
@@ -213,9 +207,9 @@ def _gpu_problems(group: Any, where: str, backend: str, gpus: Gpus) -> Iterator[
             )
 
 
-def _profile_problems(platform: str, profiles: Sequence[str], where: str) -> Iterator[ServeError]:
-    where = f"{where} and platform {platform}"
-    if platform != "tensorrt_plan":
+def _profile_problems(config: ModelConfig, profiles: Sequence[str], where: str) -> Iterator[ServeError]:
+    where = f"{where} and platform {config.platform}"
+    if not card_of(config.backend).has_engines:
         # The missing space is upstream's.
         yield invalid(f"{where}specifies profile field which is only supported for TensorRT models")
         return

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
+from stubserve_stub.backends.cards import card_of
+
 from stubserve.errors import ServeError, invalid, within
 from stubserve.model_config.proto import ModelConfig, model_config_pb2
 
 _TYPE_INVALID = model_config_pb2.TYPE_INVALID
 _BATCH_TYPES = (model_config_pb2.TYPE_INT32, model_config_pb2.TYPE_FP32)
 _IMAGE_FORMATS = (model_config_pb2.ModelInput.FORMAT_NHWC, model_config_pb2.ModelInput.FORMAT_NCHW)
-_TENSORRT_PLATFORM = "tensorrt_plan"
 _WILDCARD = -1
 
 
@@ -34,10 +35,11 @@ def _tensor_problems(tensor: Any, direction: str, config: ModelConfig) -> Iterat
     yield from _shape_problems(tensor, f"model {direction} ", config.max_batch_size)
     if direction == "input" and tensor.format in _IMAGE_FORMATS and len(tensor.dims) != 3:
         yield invalid("model input NHWC/NCHW require 3 dims").at("dims")
-    if tensor.is_shape_tensor and config.platform != _TENSORRT_PLATFORM:
+    has_engines = card_of(config.backend).has_engines
+    if tensor.is_shape_tensor and not has_engines:
         yield invalid("shape tensors are only supported for TensorRT platform").at("is_shape_tensor")
     if tensor.is_non_linear_format_io:
-        if config.platform != _TENSORRT_PLATFORM:
+        if not has_engines:
             error = invalid("Non-linear IO format is only supported for the TensorRT platform")
             yield error.at("is_non_linear_format_io")
         elif len(tensor.dims) != 3:

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stubserve_stub.backends.cards import model_files
+
 from stubserve.errors import Code, ServeError, internal, invalid, not_found
 from stubserve.model_config.parse import decode_text, parse_text
 from stubserve.model_config.proto import ModelConfig
@@ -31,9 +33,6 @@ CONFIG_FILE = "config.pbtxt"
 # Between a namespace and a name
 BETWEEN = "::"
 DUPLICATE_REASON = "model appears in two or more repositories"
-
-# The files that make a folder a model's version
-_MODEL_FILES = ("model.py", "model.onnx", "model.pt", "model.pt2")
 
 # Folders in a model's folder that are not versions.
 _NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
@@ -169,7 +168,7 @@ def is_model_folder(path: Path) -> bool:
 def is_version_folder(path: Path) -> bool:
     """Whether a folder is a model's version: its name is a number, and it has the file of a model."""
     name = path.absolute().name
-    return name.isascii() and name.isdecimal() and any((path / file).exists() for file in _MODEL_FILES)
+    return name.isascii() and name.isdecimal() and any((path / file).exists() for file in model_files())
 
 
 def _models_in(repository: Path, quiet: bool = False) -> list[tuple[str, Path]]:
@@ -256,7 +255,7 @@ def available_versions(folder: ModelFolder, config: ModelConfig) -> list[int]:
 def misplaced_file(path: Path) -> str | None:
     """What to do with the file of a model that lies in the model's folder, where that has none for a version."""
     if not (path / "1").exists():
-        for file in _MODEL_FILES:
+        for file in model_files():
             if (path / file).is_file():
                 version = path / "1"
                 return f"{file} belongs in a folder for its version: mkdir {version} && mv {path / file} {version}"
@@ -273,7 +272,7 @@ def _how_to_make_a_version(path: Path, config: ModelConfig) -> str:
             "An ensemble needs a folder for its version, too, which may be empty (git keeps it with a file in it, "
             f"as .gitkeep): mkdir {path / '1'}"
         )
-    return f"Make a folder for its version, with the model's file in it: {path / '1' / _MODEL_FILES[0]}"
+    return f"Make a folder for its version, with the model's file in it: {path / '1' / 'model.py'}"
 
 
 def _versions_on_disk(folder: ModelFolder) -> list[int]:

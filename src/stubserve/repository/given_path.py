@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from stubserve_stub.backends.cards import all_cards
+
 from stubserve.errors import ServeError
 from stubserve.repository.folder import CONFIG_FILE, is_model_folder, is_version_folder, survey
 
 _MODEL_FILE = "model.py"
-# The backend of a lone file, by its ending
-_BACKENDS = {".py": "python", ".gguf": "llamacpp"}
 
 
 def servable(path: Path, until: ExitStack) -> Path:
@@ -34,7 +34,7 @@ def servable(path: Path, until: ExitStack) -> Path:
     if path.is_file():
         if is_version_folder(path.parent):
             return path.absolute().parent.parent
-        if path.suffix in _BACKENDS:
+        if _backend_of(path):
             return _linked(path, until)
     return path
 
@@ -51,9 +51,14 @@ def _linked(file: Path, until: ExitStack) -> Path:
     if (place / CONFIG_FILE).is_file():
         (folder / CONFIG_FILE).symlink_to(place / CONFIG_FILE)
     elif file.name != _MODEL_FILE:
-        backend = _BACKENDS[file.suffix]
-        (folder / CONFIG_FILE).write_text(f'backend: "{backend}"\ndefault_model_filename: "{file.name}"\n')
+        text = f'backend: "{_backend_of(file)}"\ndefault_model_filename: "{file.name}"\n'
+        (folder / CONFIG_FILE).write_text(text)
     return folder
+
+
+def _backend_of(file: Path) -> str:
+    """The backend of a file outside of a version's folder, by its ending; empty if there is none."""
+    return next((card.name for card in all_cards() if file.suffix in card.lone_endings), "")
 
 
 def advice(path: Path) -> str:

@@ -85,7 +85,7 @@ class NativeBackend(Backend):
     writes_inputs = True
     # Whether inputs and outputs of `compute` may be states, which the stub keeps
     keeps_states = False
-    # Whether they are, and the server keeps them (`find.STATES_WITH_SERVER`): they come and go with each request
+    # Whether they are, and the server keeps them (its card: `server_keeps_states`): they come and go with each request
     gets_states = False
     _states: Optional[States] = None
     # The `backends.on_gpu.Blocks` of an instance on a GPU: it is given what lies on GPUs as it is

@@ -13,7 +13,6 @@ from typing import Any, Dict, Iterator, Optional, Sequence
 import numpy as np
 
 from stubserve_stub.backends.base import Backend, InstanceSetup, ModelFiles
-from stubserve_stub.runtime import session_threads
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
 from stubserve_stub.runtime.client_regions import MappedRegions
@@ -80,8 +79,6 @@ class MainLoop:
         """Loads the model as the parent asks; False if the process had only to complete a configuration."""
         boot, backend = self._boot, self._backend
         with self._reporting("import"):
-            if boot["threads"]:
-                session_threads.limit(boot["threads"])
             start = time.monotonic_ns()
             backend.initialize(self._host)
             backend.model_initialize(ModelFiles(boot["version_dir"], boot["model_file"], boot["module"], boot["paths"]))

@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import importlib
 import os
 import signal
 import sys
@@ -27,7 +28,6 @@ import threading
 import traceback
 from typing import Any, NoReturn, Sequence
 
-from stubserve_stub.backends.find import find
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.control import Control
 from stubserve_stub.runtime.host import Host
@@ -51,7 +51,9 @@ def run(arena: int, control: int, *doorbells: int) -> NoReturn:
     if "regions" in boot:
         os.set_inheritable(boot["regions"], False)
     # Before the parent sees any progress, because a failing import here is a mistake of the environment.
-    backend = find(boot["backend"])
+    backend = load(boot["backend"])()
+    for place in boot["limits_threads"] if boot["threads"] else ():
+        load(place)(boot["threads"])
     channel = Channel(StubArena(arena, boot["arena"], boot["segment"], Grant()), *doorbells)
     channel.memory.connect(line)
     if "devices" in boot:
@@ -66,6 +68,12 @@ def run(arena: int, control: int, *doorbells: int) -> NoReturn:
     except BaseException as error:
         _break_off(error)
     _leave()
+
+
+def load(place: str) -> Any:
+    """What a backend's card names as "module:name"."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _prepare(descriptors: Sequence[int]) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stubserve_stub.backends import find
 from stubserve_stub.backends.base import InstanceSetup, ModelFiles
+from stubserve_stub.backends.cards import card_of
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.host import Host
+from stubserve_stub.runtime.process import load
 from stubserve_stub.wire import codes, strings
 from stubserve_stub.wire.datatypes import BY_NAME, BYTES
 from stubserve_stub.wire.options import NO_OPTIONS
@@ -55,7 +56,7 @@ class Instance:
         self.log = Log()
         self.stub: Any = stub
         channel: Any = None if stub is None else stub.channel
-        self.backend = find.find(given.backend)
+        self.backend = load(card_of(given.backend).program)()
         self.backend.initialize(Host("m_0", channel, self.log, settings))  # type: ignore[arg-type]
         self.backend.model_initialize(ModelFiles(str(folder / "1"), "", "", []))
         self.completed = given

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stubserve_stub.backends.base import InstanceSetup
-from stubserve_stub.backends.identity import IdentityBackend
+from stubserve_stub.backends.identity.backend import IdentityBackend
 from stubserve_stub.backends.native import InputView, NativeRequest
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes

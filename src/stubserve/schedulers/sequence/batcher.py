@@ -27,7 +27,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from stubserve_stub.backends.find import STATES_WITH_SERVER
+from stubserve_stub.backends.cards import card_of
 from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.errors import ServeError
@@ -68,7 +68,7 @@ class SequenceBatcher(Strategy):
         self._slots = Slots(slots_each)
         self._queues = SlotQueues()
         self._departures = Departures()
-        if self.keeps_states and config.backend in STATES_WITH_SERVER:
+        if self.keeps_states and card_of(config.backend).server_keeps_states:
             self.keeps_states = False
             self.states = SequenceStates(config, self._active, self._backlog)
         # With implicit states by sequence: those that ended without an END, to be reported

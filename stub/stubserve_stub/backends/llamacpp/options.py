@@ -6,8 +6,9 @@ The server checks a configuration with this module as well, so nothing here impo
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
+from stubserve_stub.backends.card import FileProblem
 from stubserve_stub.backends.loading import HEAD_BYTES, Parameters, resemblance
 from stubserve_stub.runtime.failure import Refusal
 
@@ -107,6 +108,13 @@ def validate(config: Mapping[str, Any]) -> None:
                     f"model '{config['name']}': the {what} of the llamacpp backend is '{name}' of {kind}, got "
                     f"'{tensor['name']}' of {tensor['data_type']}"
                 )
+
+
+def file_problems(config: Mapping[str, Any], version_dir: str) -> Iterator[FileProblem]:
+    try:
+        find_file(version_dir, config)
+    except Refusal as refusal:
+        yield FileProblem(version_dir, str(refusal))
 
 
 def find_file(version_dir: str, config: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The backend's functions: a frame's detections come in, and the tracks that it shows go out.
 
 A camera is a sequence. The server keeps its tracks, gives their bytes with each request, and takes the new ones back
-(`find.STATES_WITH_SERVER`). So an instance remembers nothing between two requests: it may be killed, and another one
+(`card.server_keeps_states`). So an instance remembers nothing between two requests: it may be killed, and another one
 may get the next request.
 """
 

@@ -71,6 +71,14 @@ def validate(config: Mapping[str, Any]) -> None:
         raise Refusal(f"model '{model}': the tracking backend has no use for iterative_sequence")
 
 
+def check(config: Mapping[str, Any]) -> None:
+    """Raises Refusal for a configuration that the backend would not take once it is completed."""
+    completed = {"input": [], "output": [], **config}
+    complete(completed)
+    validate(completed)
+    options_of(completed)
+
+
 def _compare(config: Mapping[str, Any], what: str, infos: Sequence[TensorInfo]) -> None:
     known = {info.name: info for info in infos}
     batches = bool(config.get("max_batch_size"))

@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime")
 
 PROGRAM = """
 import json, sys
-from stubserve_stub.runtime import session_threads
+from stubserve_stub.backends.onnxruntime import threads
 
 def field(number, value):
     if isinstance(value, int):
@@ -26,7 +26,7 @@ value = lambda name: field(1, name) + field(2, tensor_type)
 graph = field(1, field(1, "x") + field(2, "y") + field(4, "Identity")) + field(2, "g") + field(11, value("x"))
 model = field(1, 8) + field(7, graph + field(12, value("y"))) + field(8, field(2, 13))
 
-session_threads.limit(3)
+threads.limit(3)
 assert "onnxruntime" not in sys.modules
 from onnxruntime import InferenceSession, SessionOptions
 import onnxruntime

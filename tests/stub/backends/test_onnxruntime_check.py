@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stubserve_stub.backends.onnxruntime.check import declared
 from stubserve_stub.backends.onnxruntime.contract import contract_of
 
-from stubserve.checking.files import declared
 from tests.onnx_models import ELEMENT_TYPES, helper, identity, model, node
 
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -1,0 +1,115 @@
+"""The cards of backends: the table, what the server reads from it, and the cards of installed packages."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from stubserve_stub.backends import cards
+from stubserve_stub.backends.card import Card
+from stubserve_stub.runtime.process import load
+
+from stubserve.repository.folder import is_version_folder
+from stubserve.repository.given_path import servable
+
+ROOT = Path(__file__).parents[3]
+BACKENDS = ROOT / "stub" / "stubserve_stub" / "backends"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of installed packages; the cards are read anew before and after."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cards.installed.cache_clear()
+    yield tmp_path
+    cards.installed.cache_clear()
+
+
+def install(site: Path, package: str, entry: str, module: str) -> None:
+    """Installs a package whose module has this text, with an entry point for a backend."""
+    name, _, place = entry.partition("=")
+    (site / f"{place.partition(':')[0]}.py").write_text(module)
+    info = site / f"{package}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{cards.GROUP}]\n{name} = {place}\n")
+
+
+CARD = "from stubserve_stub.backends.card import Card, ModelFile\nCARD = Card({!r}, 'some.module:Class')\n"
+
+
+@pytest.mark.parametrize("card", cards.built_in().values(), ids=lambda card: card.name)
+def test_the_program_of_each_card_is_there(card: Card) -> None:
+    if card.program:
+        module, _, name = card.program.partition(":")
+        source = ROOT / "stub" / Path(*module.split(".")).with_suffix(".py")
+        assert re.search(rf"^class {name}\(", source.read_text(), re.MULTILINE)
+    for place in filter(None, (card.checks_config, card.checks_files, card.limits_threads)):
+        assert callable(load(place))
+
+
+def test_each_folder_of_a_backend_is_in_the_table_and_has_its_cards() -> None:
+    assert sorted(cards.BUILT_IN) == sorted(file.parent.name for file in BACKENDS.glob("*/card.py"))
+
+
+def test_the_server_names_no_backend() -> None:
+    """What is known of a backend beside itself is on its card, so a name in the sources is a table of its own."""
+    # "identity" is also the name of an encoding.
+    names = "|".join(name for name in cards.built_in() if name not in (cards.PYTHON, "identity"))
+    named = re.compile(rf"""["'](?:{names})["']|backends\.(?:{names}|identity)\b""")
+    found = {
+        str(file.relative_to(ROOT))
+        for folder in (ROOT / "src", ROOT / "stub")
+        for file in folder.rglob("*.py")
+        if named.search(file.read_text())
+        and not (file.parent.parent == BACKENDS and file.parent.name in cards.BUILT_IN)
+    }
+    # A replica writes configurations, as a user would.
+    assert found == {"stub/stubserve_stub/backends/cards.py", "src/stubserve/fleet/replica.py"}
+
+
+@pytest.mark.parametrize("file", ["model.py", "model.onnx", "model.pt", "model.pt2", "model.plan", "model.gguf"])
+def test_the_file_of_a_model_in_a_version_means_its_model(tmp_path: Path, file: str) -> None:
+    version = tmp_path / "net" / "1"
+    version.mkdir(parents=True)
+    (version / file).touch()
+    assert is_version_folder(version)
+    with ExitStack() as until:
+        assert servable(version / file, until) == tmp_path / "net"
+
+
+def test_a_package_brings_a_backend(site: Path) -> None:
+    install(site, "forest", "trees=forest_card:CARD", CARD.format("trees"))
+    assert cards.card_of("trees").program == "some.module:Class"
+    assert [card.name for card in cards.all_cards()] == [*cards.built_in(), "trees"]
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        ("import nothing_like_it", "its card bad:CARD cannot be imported: ModuleNotFoundError: No module named"),
+        ("CARD = 1", "bad:CARD is not a stubserve_stub.backends.card.Card with this name and a program"),
+        (CARD.format("else"), "bad:CARD is not a stubserve_stub.backends.card.Card with this name and a program"),
+    ],
+)
+def test_a_broken_card_is_left_out_with_its_packages_name(
+    site: Path, caplog: pytest.LogCaptureFixture, module: str, told: str
+) -> None:
+    install(site, "broken", "bad=bad:CARD", module)
+    install(site, "forest", "trees=forest_card:CARD", CARD.format("trees"))
+    with caplog.at_level(logging.WARNING):
+        assert list(cards.installed()) == ["trees"]
+    assert "the backend 'bad' of the package broken is left out: " + told in caplog.text
+
+
+@pytest.mark.parametrize(("name", "owner"), [("identity", "stubserve"), ("trees", "the package forest")])
+def test_a_name_is_taken_once(site: Path, caplog: pytest.LogCaptureFixture, name: str, owner: str) -> None:
+    install(site, "forest", "trees=forest_card:CARD", CARD.format("trees"))
+    install(site, "later", f"{name}=later_{name}:CARD", CARD.format(name))
+    with caplog.at_level(logging.WARNING):
+        assert list(cards.installed()) == ["trees"]
+    assert f"the backend '{name}' of the package later is left out: {owner} has a backend of this name" in caplog.text
