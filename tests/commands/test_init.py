@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,4 +56,39 @@ def test_what_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_name_that_no_model_can_have_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert init.run([str(tmp_path / "two?")]) == 1
     assert "invalid characters" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_backend_is_installed_tested_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, site = tmp_path / "forest", tmp_path / "site"
+    assert init.run(["--backend", str(folder)]) == 0
+    assert f"pip install -e {folder}" in capsys.readouterr().out
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(site), str(folder)], check=True, timeout=PATIENCE_S)
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
+    done = subprocess.run(tests, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    version = tmp_path / "models" / "triple" / "1"
+    version.mkdir(parents=True)
+    (version / "model.forest").write_text("3\n")
+    (version.parent / "config.pbtxt").write_text(
+        'backend: "forest"\nparameters { key: "FACTOR" value { string_value: "many" } }\n'
+    )
+    check = [sys.executable, "-m", "stubserve", "check", str(tmp_path / "models")]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+    assert "parameter 'FACTOR' of model 'triple' must be a number, got 'many'" in done.stdout
+    # Without the package the backend is unknown.
+    done = subprocess.run(check, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert "unable to find backend library for backend 'forest'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("two-words", "has small letters, digits and _"), ("identity", "there is a backend 'identity'")]
+)
+def test_a_name_that_no_backend_can_have_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, told: str
+) -> None:
+    assert init.run(["--backend", str(tmp_path / name)]) == 1
+    assert told in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

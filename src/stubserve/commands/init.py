@@ -1,18 +1,28 @@
-"""`stubserve init NAME`: a new model's folder, with a client and a test that work as they are."""
+"""`stubserve init NAME`: a new model's folder, with a client and a test that work as they are.
+
+`stubserve init --backend NAME` writes a package that brings a backend, with a test.
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stubserve.errors import ServeError
+from stubserve_stub.backends.cards import card_of
+
+from stubserve.errors import ServeError, invalid
 from stubserve.repository.folder import CONFIG_FILE, check_model_name
 
 _TEMPLATES = Path(__file__).parent / "new-model"
 _FILES = ("1/model.py", CONFIG_FILE, "client.py", "test_model.py")
+_BACKEND_TEMPLATES = Path(__file__).parent / "new-backend"
+# In the package's folder; the others lie in the module's
+_OUTSIDE = ("pyproject.toml", "test_backend.py")
+_BACKEND_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _CLASS = b"class TritonPythonModel:\n"
 
 
@@ -27,35 +37,67 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument(
         "--no-config", action="store_true", help="no config.pbtxt: model.py says itself what it takes and gives"
     )
+    parser.add_argument(
+        "--backend", action="store_true", help="a package that brings the backend NAME, in place of a model's folder"
+    )
     options = parser.parse_args(words)
     folder: Path = options.folder
+    name = folder.absolute().name
     try:
-        check_model_name(folder.absolute().name)
+        (_check_backend_name if options.backend else check_model_name)(name)
     except ServeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     try:
-        write_model(folder, with_config=not options.no_config)
+        if options.backend:
+            write_backend(folder)
+        else:
+            write_model(folder, with_config=not options.no_config)
     except FileExistsError:
         print(f"error: {folder} is there already, and nothing in it was changed. Choose another name.", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"error: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
         return 1
-    for line in _next_steps(folder):
+    for line in _next_steps_of_backend(folder) if options.backend else _next_steps(folder):
         print(line)
     return 0
 
 
 def write_model(folder: Path, with_config: bool = True) -> None:
     """Writes a new model into `folder`, which must not exist. Raises OSError."""
-    if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(folder)
     contents = {place: (_TEMPLATES / place).read_bytes() for place in _FILES}
     if not with_config:
         del contents[CONFIG_FILE]
         method = (_TEMPLATES / "auto_complete_config.txt").read_bytes()
         contents["1/model.py"] = contents["1/model.py"].replace(_CLASS, _CLASS + method)
+    _write(folder, contents)
+
+
+def write_backend(folder: Path) -> None:
+    """Writes a package with a backend into `folder`, which must not exist. Raises OSError."""
+    name = folder.absolute().name
+    module = f"stubserve_{name}"
+    contents = {f"{module}/__init__.py": b""}
+    for template in sorted(_BACKEND_TEMPLATES.iterdir()):
+        if template.is_file():
+            place = template.name if template.name in _OUTSIDE else f"{module}/{template.name}"
+            contents[place] = template.read_bytes().replace(b"newbackend", name.encode())
+    _write(folder, contents)
+
+
+def _check_backend_name(name: str) -> None:
+    """Raises ServeError for a name that cannot be that of a backend and of its module."""
+    if not _BACKEND_NAME.fullmatch(name):
+        raise invalid(f"the name of a backend has small letters, digits and _, and begins with a letter; got '{name}'")
+    if card_of(name).program:
+        raise invalid(f"there is a backend '{name}' already; choose another name")
+
+
+def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Writes these files into a new or empty folder. Raises OSError."""
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(folder)
     for place, content in contents.items():
         file = folder / place
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -69,4 +111,14 @@ def _next_steps(folder: Path) -> list[str]:
         f"  stubserve serve {name} --dev    serves it, and again whenever a file of it is saved",
         f"  python {shlex.quote(str(folder / 'client.py'))}    asks it",
         f"  python -m pytest {name}    tests it without a server",
+    ]
+
+
+def _next_steps_of_backend(folder: Path) -> list[str]:
+    name = shlex.quote(str(folder))
+    backend = folder / f"stubserve_{folder.absolute().name}" / "backend.py"
+    return [
+        f"{folder}: a package whose backend multiplies its input; edit {backend} to make it yours.",
+        f'  pip install -e {name}    lets the server find it: backend: "{folder.absolute().name}"',
+        f"  python -m pytest {name}    tests it in a server",
     ]

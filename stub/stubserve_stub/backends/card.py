@@ -30,6 +30,14 @@ class ModelFile(NamedTuple):
     fills_name: bool = True
 
 
+class Parameter(NamedTuple):
+    """A parameter of a model's configuration, for people: `kind` and `help` stand in the reference."""
+
+    name: str
+    kind: str
+    help: str
+
+
 class FileProblem(NamedTuple):
     """`file` is the path to look at. A warning does not keep the model from being served."""
 
@@ -75,6 +83,7 @@ class Card:
     checks_files: str = ""
     # "module:function", called with a number of threads in each stub whose threads are limited
     limits_threads: str = ""
+    parameters: Tuple[Parameter, ...] = ()
     # Variables for all stubs, unless the server's environment has them
     variables: Tuple[Tuple[str, str], ...] = ()
 

@@ -30,6 +30,7 @@ from typing import Any, NoReturn, Sequence
 
 from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.control import Control
+from stubserve_stub.runtime.failure import Refusal, describe, for_log
 from stubserve_stub.runtime.host import Host
 from stubserve_stub.runtime.main_loop import MainLoop
 from stubserve_stub.wire import codes
@@ -50,8 +51,12 @@ def run(arena: int, control: int, *doorbells: int) -> NoReturn:
     boot = line.inbox.get()
     if "regions" in boot:
         os.set_inheritable(boot["regions"], False)
-    # Before the parent sees any progress, because a failing import here is a mistake of the environment.
-    backend = load(boot["backend"])()
+    try:
+        backend = load(boot["backend"])()
+    except Exception as error:  # of a package, or a mistake of the environment
+        wrong = _not_importable(boot["backend"], error)
+        line.send("failed", stage="import", error=describe(wrong), log=for_log(wrong))
+        _leave()
     for place in boot["limits_threads"] if boot["threads"] else ():
         load(place)(boot["threads"])
     channel = Channel(StubArena(arena, boot["arena"], boot["segment"], Grant()), *doorbells)
@@ -74,6 +79,17 @@ def load(place: str) -> Any:
     """What a backend's card names as "module:name"."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def _not_importable(place: str, error: Exception) -> Exception:
+    """Why a backend cannot be imported: a sentence if its package is missing, else the error."""
+    package = place.partition(".")[0]
+    if not isinstance(error, ImportError) or error.name != package:
+        return error
+    return Refusal(
+        f"the environment {sys.prefix} does not have the module {package}, which runs the model's backend: install its "
+        "package there, too"
+    )
 
 
 def _prepare(descriptors: Sequence[int]) -> None:

@@ -1,0 +1,18 @@
+"""What the server knows of the backend. It reads this card, and never imports the backend itself."""
+
+from stubserve_stub.backends.card import FILE, ON_CPUS, Card, ModelFile, Parameter
+
+CARD = Card(
+    "newbackend",
+    "stubserve_newbackend.backend:Backend",
+    # A version's folder with this file is a model of the backend, without a config.pbtxt, too.
+    files=(ModelFile("model.newbackend", shape=FILE),),
+    # Models may bring an environment of their own (EXECUTION_ENV_PATH); this package has to be installed there, too.
+    in_environments=True,
+    devices=ON_CPUS,
+    gathers=True,
+    # What a model needs beside this package. Without it a load is refused, and `stubserve check` says so.
+    package="numpy",
+    checks_config="stubserve_newbackend.options:check",
+    parameters=(Parameter("FACTOR", "number", "What inputs are multiplied with, in place of the file's number."),),
+)
