@@ -11,6 +11,7 @@ import pytest
 
 from stubserve.checking.repository import check_repositories
 from stubserve.commands import init
+from tests.conftest import ROOT
 from tests.real_server import PATIENCE_S, Serving
 
 
@@ -61,6 +62,9 @@ def test_a_name_that_no_model_can_have_is_refused(tmp_path: Path, capsys: pytest
 
 def test_a_new_backend_is_installed_tested_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, site = tmp_path / "forest", tmp_path / "site"
+    # What docs/backends.md shows, but that this environment stays as it is.
+    shown = "stubserve init --backend forest\npip install -e forest\npython -m pytest forest\n"
+    assert f"```sh\n{shown}```" in (ROOT / "docs" / "backends.md").read_text()
     assert init.run(["--backend", str(folder)]) == 0
     assert f"pip install -e {folder}" in capsys.readouterr().out
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
