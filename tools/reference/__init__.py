@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tools.reference.backends import backends_page
 from tools.reference.config import config_page
 from tools.reference.flags import flags_page
 from tools.reference.metrics import metrics_page
@@ -19,6 +20,7 @@ from tools.reference.routes import routes_page
 PAGES: dict[str, Callable[[], str]] = {
     "reference/flags.md": flags_page,
     "reference/config.md": config_page,
+    "reference/backends.md": backends_page,
     "reference/pb_utils.md": pb_utils_page,
     "reference/metrics.md": metrics_page,
     "reference/routes.md": routes_page,

@@ -52,6 +52,17 @@ def test_the_program_of_each_card_is_there(card: Card) -> None:
         assert callable(load(place))
 
 
+@pytest.mark.parametrize(
+    "card", [card for card in cards.built_in().values() if card.parameters], ids=lambda card: card.name
+)
+def test_the_parameters_of_a_card_are_those_that_its_backend_reads(card: Card) -> None:
+    folder = BACKENDS / card.program.split(".")[2]
+    texts = (file.read_text() for file in folder.glob("*.py") if file.name != "card.py")
+    named = {name for text in texts for name in re.findall(r"[\w.]+", text)}
+    assert [one.name for one in card.parameters if one.name not in named] == []
+    assert all(one.help.endswith(".") for one in card.parameters)
+
+
 def test_each_folder_of_a_backend_is_in_the_table_and_has_its_cards() -> None:
     assert sorted(cards.BUILT_IN) == sorted(file.parent.name for file in BACKENDS.glob("*/card.py"))
 
