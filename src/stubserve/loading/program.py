@@ -15,10 +15,13 @@ Python (pytorch) replaces a missing `model.py` in that directory, too.
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
-from stubserve_stub.backends.cards import PYTHON, card_of
+from stubserve_stub.backends.cards import PYTHON, all_cards, card_of
 
 from stubserve.environments.environment import Environment
 from stubserve.environments.resolve import Environments, named_in
@@ -92,7 +95,20 @@ def _is_plain(name: str) -> bool:
 def _no_backend(backend: str) -> ServeError:
     return invalid(
         f"unable to find backend library for backend '{backend}', try specifying runtime on the model configuration."
+        f"{_advice(backend)}"
     ).at("backend")
+
+
+def _advice(backend: str) -> str:
+    """What to do about a backend that is not there, in a sentence behind upstream's; empty for a name like no other."""
+    known = [card.name for card in all_cards()]
+    if backend in known:
+        return f" The backend '{backend}' is Triton's, and stubserve does not have it."
+    with contextlib.suppress(PackageNotFoundError):
+        if backend in (metadata("stubserve").get_all("Provides-Extra") or ()):
+            return f" The backend '{backend}' is not installed: pip install 'stubserve[{backend}]'"
+    meant = difflib.get_close_matches(backend, known, 1)
+    return f" Did you mean '{meant[0]}'?" if meant else ""
 
 
 def _no_runtime(model: str, runtime: str, places: tuple[Path, ...]) -> ServeError:

@@ -1,0 +1,103 @@
+"""An optional feature is one folder and one line that names it. Without both, everything else goes on.
+
+Each case works on a copy of the sources without them: all that is left is imported, a server answers over HTTP and
+gRPC, and a model that asks for the feature is told what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+
+from tests.real_server import PATIENCE_S, Serving, write_model
+
+ROOT = Path(__file__).parents[1]
+BACKENDS = "stub/stubserve_stub/backends"
+
+
+class Door(NamedTuple):
+    """A feature's folder, and the line that names it in a file."""
+
+    folder: str
+    file: str
+    line: str
+
+
+def backend(folder: str) -> Door:
+    return Door(f"{BACKENDS}/{folder}", f"{BACKENDS}/cards.py", f'    "{folder}",\n')
+
+
+DOORS = {
+    name: backend(name)
+    for name in ("onnxruntime", "pytorch", "tensorrt", "llamacpp", "remote", "video", "tracking", "identity", "repeat")
+}
+# What `check` and a load say of a model that asks for the feature: its configuration, and the text
+ASKED = {
+    name: (f'backend: "{name}"', f"unable to find backend library for backend '{name}'")
+    for name, door in DOORS.items()
+    if door.folder.startswith(BACKENDS)
+}
+# Modules that need packages which are not there cannot be imported with the feature either.
+IMPORT_ALL = """
+import importlib, pathlib, sys
+failed = []
+for root in map(pathlib.Path, sys.argv[1:]):
+    for file in sorted(root.rglob("*.py")):
+        name = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        if not any(part in name for part in ("__main__", "new-", "janitor_program", "ray_serve")):
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                if (error.name or "").startswith("stubserve"):
+                    failed.append(f"{name}: {error}")
+print(*failed, sep="\\n")
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A copy of the sources without a feature."""
+    door: Door = request.param
+    for part in ("src", "stub"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(tmp_path / door.folder)
+    file = tmp_path / door.file
+    text = file.read_text()
+    assert text.count(door.line) == 1
+    file.write_text(text.replace(door.line, ""))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("tree", "feature"), [pytest.param(door, name, id=name) for name, door in DOORS.items()], indirect=["tree"]
+)
+def test_a_feature_can_be_taken_out(tree: Path, feature: str, repository: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree / 'stub'}"}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+
+    done = run("-W", "ignore", "-c", IMPORT_ALL, str(tree / "src"), str(tree / "stub"))
+    assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr
+    write_model(repository, "echo")
+    assert run("-m", "stubserve", "check", str(repository)).stdout == "1 model, 0 errors, 0 warnings\n"
+    with Serving(repository, environment=environment) as server:
+        assert server.infer_array("echo", np.ones(3, np.float32)).status == 200
+        with grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as client:
+            given = grpc.InferInput("INPUT0", [3], "FP32")
+            given.set_data_from_numpy(np.ones(3, np.float32))
+            assert client.infer("echo", [given]).as_numpy("OUTPUT0").tolist() == [1, 1, 1]
+    config, told = ASKED[feature]
+    folder = repository / "wanted"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(config)
+    assert told in run("-m", "stubserve", "check", str(repository)).stdout
