@@ -56,8 +56,7 @@ NEWER_TRITON = (
         ("shared_memory/register_empty_key", "shared_memory/register_reserved"),
     ),
     Accepted(
-        "Triton 2.73 tells a model that calls an unknown model or version so; 2.51 only says it is not ready. "
-        "stubserve says both.",
+        "Triton 2.73 tells a model that calls an unknown model or version so; 2.51 only says it is not ready.",
         (
             "message/exec_unknown_model",
             "message/exec_unknown_version",
@@ -68,7 +67,7 @@ NEWER_TRITON = (
             "calls/empty_model",
         ),
         200,
-        "is not ready. Request for unknown model: '",
+        "Error when running inference: Request for unknown model: '",
     ),
     Accepted(
         "A model that calls another one gets the code of that one's error; 2.51 makes INTERNAL of every code.",

@@ -210,7 +210,7 @@ async def test_refusals_are_answers() -> None:
     down.reason_down = "It died."
     with Stub({"down": down, "stream": stream, "target": Model()}) as stub:
         await stub.call(1, "nobody")
-        assert await error_of(stub) == NOT_READY.format("nobody") + " unknown model 'nobody'"
+        assert await error_of(stub) == "Model nobody - Error when running inference: unknown model 'nobody'"
         await stub.call(2, "down")
         assert await error_of(stub) == NOT_READY.format("down") + " It died."
         await stub.call(3, "stream")

@@ -315,11 +315,9 @@ result = [got["seen"], len(got["long"])]
     ("source", "text"),
     [
         ("call('nosuch')",
-         "Model nosuch - Error when running inference: Failed for execute the inference request. Model 'nosuch' is not "
-         "ready. Request for unknown model: 'nosuch' is not found"),
+         "Model nosuch - Error when running inference: Request for unknown model: 'nosuch' is not found"),
         ("call('echo', np.zeros(2, np.float32), model_version=9)",
-         "Model echo - Error when running inference: Failed for execute the inference request. Model 'echo' is not "
-         "ready. Request for unknown model: 'echo' version 9 is not found"),
+         "Model echo - Error when running inference: Request for unknown model: 'echo' version 9 is not found"),
         ("call('echo')", "expected 1 inputs but got 0 inputs for model 'echo'"),
         ("call('echo', np.zeros(2))", "data-type is 'FP64', but model 'echo' expects 'FP32'"),
         ("call('never_ready', np.zeros(2, np.float32))", "Model 'never_ready' is not ready."),
@@ -333,7 +331,7 @@ def test_failures_are_answers(server: Serving, source: str, text: str) -> None:
     assert text in got
 
 
-def test_models_that_are_not_loaded_are_not_ready(tmp_path: Path) -> None:
+def test_models_that_are_not_loaded_are_unknown(tmp_path: Path) -> None:
     """Whether they have never been loaded, were unloaded, or failed to load; with or without a version."""
     write_model(tmp_path, "script", SCRIPT, TEXT)
     for name in ("never", "unloaded"):
@@ -347,8 +345,7 @@ def test_models_that_are_not_loaded_are_not_ready(tmp_path: Path) -> None:
             ("unloaded", "'unloaded' has no available versions", "'unloaded' version 1 is not at ready state"),
             ("failed", "'failed' has no available versions", "'failed' version 1 is not at ready state"),
         ):
-            wrong = f"error: Model {name} - Error when running inference: Failed for execute the inference request. "
-            wrong += f"Model '{name}' is not ready. Request for unknown model: "
+            wrong = f"error: Model {name} - Error when running inference: Request for unknown model: "
             zeros = "np.zeros(2, np.float32)"
             assert run(server, f"result = call('{name}', {zeros})") == wrong + reason
             assert run(server, f"result = call('{name}', {zeros}, model_version=1)") == wrong + of_version
@@ -600,7 +597,7 @@ async def main():
 def test_an_iterator_over_an_error(server: Serving) -> None:
     got = run(server, "result = [outcome(one) for one in request('nosuch').exec(decoupled=True)]")
     assert len(got) == 1
-    assert "Model 'nosuch' is not ready. Request for unknown model: 'nosuch' is not found" in got[0]
+    assert "Error when running inference: Request for unknown model: 'nosuch' is not found" in got[0]
 
 
 def test_an_iterator_over_many_responses(server: Serving) -> None:
@@ -856,7 +853,7 @@ result = [float(under_way.sum()), call("slow", np.ones(9, np.float32))]
         (signals / "go").touch()
         caller.join(PATIENCE_S)
         assert results[0][0] == 9
-        assert "Model 'slow' is not ready. Request for unknown model: 'slow' has no available versions" in results[0][1]
+        assert "Error when running inference: Request for unknown model: 'slow' has no available versions" in results[0][1]
 
 
 # Memory

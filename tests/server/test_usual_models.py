@@ -237,7 +237,6 @@ def test_a_call_to_a_model_that_is_not_there(server: Serving) -> None:
     assert text.startswith(
         "Failed to process the request(s) for model 'router_0', message: TritonModelException: "
         "Model nobody - Error when running inference: "
-        "Failed for execute the inference request. Model 'nobody' is not ready. "
         "Request for unknown model: 'nobody' is not found\n\nAt:\n"
     )
     assert "router/1/model.py(" in text

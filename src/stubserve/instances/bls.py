@@ -168,11 +168,7 @@ class StubCalls:
         try:
             for tensor in given:
                 inputs.append(read_tensor(tensor, self._memory, self._waiter.name, self._given, kept=True))  # noqa: PERF401 - those before a bad one count
-            try:
-                model = self._models.find(name, "" if version == -1 else str(version))
-            except ServeError as error:
-                # Upstream's text for any model that does not serve, followed by the reason
-                raise _not_ready(name, error.message) from None
+            model = self._models.find(name, "" if version == -1 else str(version))
             if model.down():
                 raise _not_ready(name, model.why_not_ready())
             if model.signature.decoupled and not decoupled:
