@@ -749,6 +749,11 @@ DECISIONS = (
         "TritonModelException",
     ),
     Accepted(
+        "Parameters that a model gives may be floats, as those of clients may.",
+        ("message/request_parameters_float",),
+        200,
+    ),
+    Accepted(
         "The error names the parameters that cannot be sent.",
         ("surface/params_bls_big", "surface/params_bls_surr"),
         200,

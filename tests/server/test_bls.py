@@ -301,6 +301,17 @@ def test_a_request_carries_what_it_is_given(server: Serving) -> None:
     assert got[5] == ["OUTPUT0"]
 
 
+def test_parameters_of_clients_can_be_passed_on(server: Serving) -> None:
+    """Whatever a client may send, floats too."""
+    sent = {"temperature": 0.7, "top_p": 1e-7, "huge": 2**63, "seed": -(2**63), "stop": "é", "stream": False}
+    inner = "result = json.loads(this.parameters())"
+    source = f"result = call('other', text({inner!r}), parameters=json.loads(this.parameters()))[0][0].decode()"
+    tensor = {"name": "INPUT0", "datatype": "BYTES", "shape": [1], "data": [source]}
+    answer = server.infer_json("script", [tensor], parameters=sent)
+    assert answer.status == 200, answer
+    assert json.loads(json.loads(answer.json()["outputs"][0]["data"][0])) == sent
+
+
 def test_long_parameters_both_ways(server: Serving) -> None:
     source = """
 response = request("chatty", np.zeros(1, np.float32), parameters={"long": "x" * 100_000}).exec()
@@ -490,7 +501,7 @@ result.append(float(call("increment", np.zeros(2, np.float32))[0][0]))
     assert run(server, source) == ["late", 1.0, "late", 1.0]
 
 
-@pytest.mark.parametrize("given", ["{'a': 2 ** 70}", "{'a': '\\ud800'}"])
+@pytest.mark.parametrize("given", ["{'a': 2 ** 70}", "{'a': '\\ud800'}", "{'a': float('nan')}"])
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_parameters_that_cannot_be_sent(server: Serving, given: str, decoupled: bool) -> None:
     source = f"""
@@ -853,7 +864,9 @@ result = [float(under_way.sum()), call("slow", np.ones(9, np.float32))]
         (signals / "go").touch()
         caller.join(PATIENCE_S)
         assert results[0][0] == 9
-        assert "Error when running inference: Request for unknown model: 'slow' has no available versions" in results[0][1]
+        assert (
+            "Error when running inference: Request for unknown model: 'slow' has no available versions" in results[0][1]
+        )
 
 
 # Memory

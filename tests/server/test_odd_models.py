@@ -64,13 +64,16 @@ def test_the_list_of_requests_is_the_models_own(server: Serving) -> None:
         assert run(server, "script", f"{source}; result = [fine()]").status == 200
 
 
-@pytest.mark.parametrize("given", ["{'a': 2 ** 70}", "{'a': -2 ** 63 - 1}", "{'a': '\\ud800'}", "{'\\ud800': 1}"])
+@pytest.mark.parametrize(
+    "given", ["{'a': 2 ** 70}", "{'a': -2 ** 63 - 1}", "{'a': '\\ud800'}", "{'\\ud800': 1}", "{'a': 1e999}"]
+)
 def test_parameters_that_cannot_be_sent_are_that_responses_error(server: Serving, given: str) -> None:
     pids = server.stub_pids()
     answer = run(server, "script", f"result = [fine(parameters={given})]")
     assert answer.status == 500
     assert answer.error.startswith("Unsupported value type on parameters: ")
-    assert run(server, "script", "result = [fine(parameters={'a': 2 ** 63 - 1, 'b': -2 ** 63})]").status == 200
+    answer = run(server, "script", "result = [fine(parameters={'a': 2 ** 63 - 1, 'b': -2 ** 63, 'c': 0.7})]")
+    assert answer.json()["parameters"] == {"a": 2**63 - 1, "b": -(2**63), "c": 0.7}
     assert server.stub_pids() == pids
 
 

@@ -7,6 +7,7 @@ server's own printer prints what a client sent (no spaces, no escapes to ASCII, 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, Dict, Mapping, Optional, Union
 
 from stubserve_stub.api.arguments import INT64_MAX, INT64_MIN, as_text
@@ -31,7 +32,8 @@ def checked(parameters: Any) -> Optional[Parameters]:
     for key, value in parameters.items():
         if not isinstance(key, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
-        if not isinstance(value, (bool, int, str)):
+        # Floats too, other than upstream: clients send them, and models pass them on.
+        if not isinstance(value, (bool, int, float, str)):
             raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
     return dict(parameters) or None
 
@@ -44,6 +46,8 @@ def refusal(parameters: Given) -> str:
     for key, value in (parameters or {}).items():
         if isinstance(value, int) and not INT64_MIN <= value <= INT64_MAX:
             return f"Unsupported value type on parameters: '{key}' is {value}, not an integer of 64 bits"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"Unsupported value type on parameters: '{key}' is {value}, which JSON does not have"
         for text in (key, value):
             if isinstance(text, str) and as_text(text) is None:
                 return f"Unsupported value type on parameters: {text!r} has characters that UTF-8 cannot encode"

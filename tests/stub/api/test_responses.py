@@ -42,7 +42,7 @@ def test_parameters() -> None:
     assert response.parameters() == '{"b": 1, "a": true, "c": "x"}'
     assert response._parameters == {"b": 1, "a": True, "c": "x"}
     with pytest.raises(TritonModelException, match="Expect parameters values to have type bool/int/str"):
-        InferenceResponse(parameters={"a": 1.5})
+        InferenceResponse(parameters={"a": None})
 
 
 def test_error() -> None:
