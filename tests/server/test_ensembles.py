@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,22 @@ JOIN = """
                 ])
                 for request in requests
             ]
+"""
+
+# Makes `array` of each request.
+EACH = """
+    import os
+    import time
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            responses = []
+            for one in requests:
+                WORK
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
+            return responses
 """
 
 # Calls the model that its parameter names.
@@ -354,6 +371,32 @@ def test_a_client_that_leaves_a_stream_stops_it(repository: Path) -> None:
         responses.cancel()
         server.wait_for("the source has heard")
         eventually(lambda: server.statistics("chain")["inference_stats"]["fail"]["count"] == 1)
+
+
+def test_a_limit_of_requests_in_flight_holds_back_the_step_before(repository: Path, tmp_path: Path) -> None:
+    """Results of 4 MB that wait for a slow step do not pile up: with the limit 2 there are four at most."""
+    decode = """
+        array = np.full(1_000_000, one.inputs()[0].as_numpy()[0])
+        with open(os.environ["LINES"], "a") as file:
+            file.write("x")
+    """
+    slow = """
+        decoded = os.stat(os.environ["LINES"]).st_size
+        time.sleep(0.01)
+        array = np.full(1, decoded, np.float32)
+    """
+    for name, work in (("decode", decode), ("slow", slow)):
+        write_model(
+            repository, name, EACH.replace("WORK", textwrap.dedent(work).strip().replace("\n", "\n" + " " * 16))
+        )
+    write_ensemble(
+        repository, "pipe", one("decode", "INPUT0", "t"), one("slow", "t", "OUTPUT0"), "max_inflight_requests: 2"
+    )
+    lines = tmp_path / "lines"
+    with Serving(repository, environment={"LINES": str(lines)}) as server, ThreadPoolExecutor(20) as clients:
+        answers = clients.map(lambda number: values(run(server, "pipe", number)), range(60))
+        seen = sorted(decoded for (decoded,) in answers)
+    assert all(decoded <= finished + 4 for finished, decoded in enumerate(seen))
 
 
 def test_an_output_that_no_step_has_made_is_named_in_the_log(repository: Path) -> None:

@@ -2,8 +2,10 @@
 
 **Gates** bound how many requests of one step may be under way (`max_inflight_requests`). The limit is one for all
 requests to the ensemble, as upstream has it. Upstream stops the thread with the previous answer, and releases it after
-five minutes in any case. Here the step waits in a queue, and the step before it is told to pause. Work under way never
-waits for a gate that it has passed, and a flow has no circles, so a gate always opens.
+five minutes in any case. Here the step waits in a queue, and the step before it is told to pause. A run keeps its place
+at its gate until the runs that its answers have made possible have passed theirs. So a step cannot fill the memory with
+results that wait for the next step. A place waits only for gates of later steps, and a flow has no circles, so a gate
+always opens. For this reason a run does not wait for a step that still lacks the result of another one.
 
 **Pauses.** A step that answers many times is paused while the reader of the ensemble is behind, while a step that reads
 its outputs waits at a gate, and while such a step has many requests under way. It resumes when none of that is so. A
@@ -13,7 +15,7 @@ step waits only for later steps, so no two wait for each other.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from stubserve.inference.request import Request
 from stubserve.schedulers.ensemble.flow import StepRun
@@ -32,62 +34,93 @@ class Gate:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._inside = 0
+        self._opening = False
         # The waiting runs, the first to pass first, with the runs of their requests
         self.waiting: OrderedDict[Run, RunsAtGates] = OrderedDict()
 
     def enter(self, run: Run, runs: RunsAtGates) -> bool:
         """Whether a run may pass now; if not it waits, and `runs` is told when it has passed."""
-        if self._inside < self._limit:
+        if self._inside < self._limit and not self.waiting:
             self._inside += 1
             return True
         self.waiting[run] = runs
         return False
 
     def leave(self) -> None:
-        """A run inside is over; the next takes its place."""
-        if self.waiting:
+        """A place is free; the next takes it. One that fails at once is not the caller of the one after it."""
+        self._inside -= 1
+        if self._opening:
+            return
+        self._opening = True
+        while self.waiting and self._inside < self._limit:
             run, runs = self.waiting.popitem(last=False)
+            self._inside += 1
             runs.passed(run)
-        else:
-            self._inside -= 1
+        self._opening = False
 
 
 class RunsAtGates:
     """The runs of one ensemble request at `gates`: iterates over the waiting runs."""
 
-    __slots__ = ("_gates", "_inside", "_waiting")
+    __slots__ = ("_causes", "_gates", "_inside", "_over", "_waiting")
 
     def __init__(self, gates: Mapping[Step, Gate]) -> None:
         self._gates = gates
         self._waiting: dict[Run, Callable[[Run], None]] = {}
-        self._inside: Counter[Step] = Counter()
+        self._inside: set[Run] = set()
+        # Of runs that have not passed: the run that has made them possible. Those of the latter that have ended
+        self._causes: dict[Run, Run] = {}
+        self._over: set[Run] = set()
+
+    def follow(self, cause: Run, runs: Iterable[Run]) -> None:
+        """An answer to a run has made these possible."""
+        self._causes.update(dict.fromkeys(runs, cause))
 
     def enter(self, run: Run, go: Callable[[Run], None]) -> bool:
         """Whether a run may pass now; if not it waits, and `go` is called with it once it has passed."""
         if self._gates[run.step].enter(run, self):
-            self._inside[run.step] += 1
+            self._has_passed(run)
             return True
         self._waiting[run] = go
         return False
 
     def passed(self, run: Run) -> None:
         """A run that has waited has passed its gate."""
-        self._inside[run.step] += 1
-        self._waiting.pop(run)(run)
+        go = self._waiting.pop(run)
+        self._has_passed(run)
+        go(run)
 
-    def leave(self, step: Step) -> None:
-        self._inside[step] -= 1
-        self._gates[step].leave()
+    def _has_passed(self, run: Run) -> None:
+        self._inside.add(run)
+        cause = self._causes.pop(run, None)
+        if cause in self._over and cause not in self._causes.values():
+            self._free(cause)
+
+    def leave(self, run: Run) -> None:
+        """A run has ended. It keeps its place until its followers have passed."""
+        if run in self._causes.values():
+            self._over.add(run)
+        else:
+            self._free(run)
+
+    def _free(self, run: Run) -> None:
+        self._over.discard(run)
+        self._inside.remove(run)
+        self._gates[run.step].leave()
 
     def leave_all(self) -> None:
         """All runs inside are over, or are no longer known."""
-        for step in list(self._inside.elements()):
-            self.leave(step)
+        for run in list(self._inside):
+            self._free(run)
 
     def give_up(self) -> list[Run]:
+        """No further run is to pass: those that wait."""
         waiting, self._waiting = self._waiting, {}
         for run in waiting:
             del self._gates[run.step].waiting[run]
+        self._causes.clear()
+        for run in list(self._over):
+            self._free(run)
         return list(waiting)
 
     def wait_before(self, step: Step) -> bool:

@@ -157,8 +157,12 @@ class EnsembleRun:
             self._end()
 
     def _go(self, run: StepRun[FlowTensor]) -> None:
-        self._submit(run)
-        self._look()
+        """A run has passed a gate where it has waited. Raises nothing: another request has called the gate."""
+        try:
+            self._submit(run)
+            self._look()
+        except Exception:
+            self._break_off()
 
     def _submit(self, run: StepRun[FlowTensor]) -> None:
         if self._flow.error is not None:
@@ -192,8 +196,10 @@ class EnsembleRun:
             if response.error is not None:
                 self._fail(self._told(response.error))
             elif not response.empty and flow.error is None:
-                made = flow.route.made[run.step.index]
+                made, known = flow.route.made[run.step.index], len(flow.runs)
                 flow.answer(run, step_outputs(made, request, response, call.model.signature))
+                if self._at_gates is not None:
+                    self._at_gates.follow(run, flow.runs[known:])
             if response.final:
                 del self._calls[call]
                 self._count(request)
@@ -214,7 +220,7 @@ class EnsembleRun:
         """The step's request is over, or was never submitted."""
         self._flow.end(run)
         if self._at_gates is not None:
-            self._at_gates.leave(run.step)
+            self._at_gates.leave(run)
         if self._pauses is not None:
             self._pauses.ended(run.step)
 
