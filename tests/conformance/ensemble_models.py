@@ -59,6 +59,8 @@ MEMBERS = (
     Model("scores", io("input", "IN", "FP32", "4") + io("output", "OUT", "FP32", "4", 'label_filename: "labels.txt"'), "identity",
           files={"labels.txt": "zero\none\ntwo\nthree\n"}),
     Model("slow", io("input", "DELAY", "INT32", "1") + io("output", "DONE", "INT32", "1"), "slow"),
+    Model("outputs_twice", _VECTOR + io("output", "OUT", "FP32", "4"), "step"),
+    Model("inputs_twice", _VECTOR + io("input", "IN", "FP32", "4"), "step"),
     Model("evaluate", io("input", "EXPRESSION", "STRING", "1") + io("output", "RESULT", "STRING", "1"), "evaluate"),
 )  # fmt: skip
 
@@ -81,6 +83,9 @@ ENSEMBLES = (
     ensemble("same_twice", _VECTOR, step("join", {"A": "IN", "B": "IN"}, {"OUT": "OUT"})),
     ensemble("two_ends", _VECTOR + io("output", "OTHER", "FP32", "4"), one("plus_one"), step("both", {"IN": "IN"}, {"TWICE": "OTHER"})),
     ensemble("input_is_output", io("input", "IN", "FP32", "4") + io("output", "IN", "FP32", "4") + io("output", "OUT", "FP32", "4"), one("plus_one")),
+    ensemble("output_twice", _VECTOR + io("output", "OUT", "FP32", "4"), *_CHAIN),
+    ensemble("input_twice", _VECTOR + io("input", "IN", "FP32", "4"), one("plus_one")),
+    ensemble("input_twice_in_member", _VECTOR, one("inputs_twice")),
     ensemble("batching", _BATCH_VECTOR, one("plus_batch", "IN", "m"), one("plus_batch", "m", "OUT")),
     ensemble("batch_in_plain", io("input", "IN", "FP32", "-1, 4") + io("output", "OUT", "FP32", "-1, 4"), one("plus_batch")),
     ensemble("batch_in_plain_row", _VECTOR, one("plus_batch")),
@@ -150,6 +155,7 @@ BROKEN = (
              step("two_numbers", {"IN0": "IN", "IN1": "a"}, {"OUT0": "OUT0"})),
     ensemble("bad_two_ends", io("input", "IN", "INT32", "1") + io("output", "OUT0", "INT32", "1") + io("output", "OUT1", "INT32", "1"),
              one("stream", "IN", "OUT0"), one("echo_number", "IN", "OUT1")),
+    ensemble("bad_output_twice_in_member", _VECTOR, one("outputs_twice")),
     ensemble("bad_written_twice", _VECTOR, one("plus_one"), one("plus_any")),
     ensemble("bad_unused", _VECTOR, step("both", {"IN": "IN"}, {"OUT": "OUT", "TWICE": "lost"})),
     ensemble("bad_unused_input", _VECTOR + io("input", "LOST", "FP32", "4"), one("plus_one")),

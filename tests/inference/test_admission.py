@@ -38,6 +38,7 @@ THREE = signature(
     + io("output", "OUT", "FP32", "2")
     + "max_batch_size: 4",
 )
+TWICE = signature("twice", io("input", "IN", "FP32", "2") * 2 + io("output", "OUT", "FP32", "2"))
 STRINGS = echo("s", "STRING", "-1")
 
 
@@ -105,6 +106,7 @@ def test_the_request_id_is_named() -> None:
     [
         (TWO, ["IN0"], "expected 2 inputs but got 1 inputs for model 'two'. Got input(s) ['IN0'], but missing required input(s) ['IN1']."),  # noqa: E501
         (TWO, [], "expected 2 inputs but got 0 inputs for model 'two'. Got input(s) [], but missing required input(s) ['IN0','IN1']."),  # noqa: E501
+        (TWICE, ["IN"], "expected 2 inputs but got 1 inputs for model 'twice'. Got input(s) ['IN'], but missing required input(s) ]."),  # noqa: E501
         (BATCHED, ["IN", "X"], "expected 1 inputs but got 2 inputs for model 'f16b'. Got input(s) ['X','IN'], but missing required input(s) ]."),  # noqa: E501
         (THREE, ["IN2"], "expected number of inputs between 2 and 3 but got 1 inputs for model 'three'. Got input(s) ['IN2'], but missing required input(s) ['IN0','IN1']."),  # noqa: E501
         (THREE, ["IN0", "IN1", "IN2", "X"], "expected number of inputs between 2 and 3 but got 4 inputs for model 'three'. Got input(s) ['X','IN2','IN1','IN0'], but missing required input(s) ]."),  # noqa: E501

@@ -93,6 +93,11 @@ def test_a_reshape_of_the_ensemble_is_what_its_steps_see() -> None:
             "in ensemble e, ensemble tensor C is mapped from non-existing output z in model m",
         ),
         (
+            ensemble([("m", "x:A", "y:B")], "A:FP32[4]", "B:FP32[4]"),
+            [model("m", "x:FP32[4]", "y:FP32[4] y:FP32[4]")],
+            "in ensemble e, multiple outputs in model m are mapped to the same ensemble tensor B",
+        ),
+        (
             ensemble([("m", "x:A", "y:B")], "A:INT8[4]", "B:FP32[4]"),
             [IDENTITY],
             "in ensemble e, ensemble tensor A: inconsistent data type: TYPE_INT8 is inferred from model e while "

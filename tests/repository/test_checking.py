@@ -286,6 +286,28 @@ def test_a_good_ensemble(repository: Path) -> None:
     assert found(repository) == []
 
 
+def test_tensors_that_are_declared_twice(repository: Path) -> None:
+    twice = "".join(
+        f'{way}put {{ name: "{way.upper()}PUT0" data_type: TYPE_FP32 dims: -1 }}\n' for way in ("in", "out")
+    )
+    write_model(repository, "m", config='backend: "python"\n' + twice * 2)
+    write_model(repository, "n")
+    write_ensemble(repository, "e", "n")
+    file = repository / "e" / "config.pbtxt"
+    file.write_text(file.read_text() + twice)
+    assert found(repository) == [
+        f"{name}/config.pbtxt:{line}: {text}"
+        for name, first in (("e", 7), ("m", 4))
+        for line, text in (
+            (
+                first,
+                "error: input 'INPUT0' is declared twice: all requests are refused, because none can have two of it",
+            ),
+            (first + 1, "warning: output 'OUTPUT0' is declared twice; it is answered once"),
+        )
+    ]
+
+
 def test_an_ensemble_that_does_not_fit_its_members(repository: Path) -> None:
     write_model(repository, "m")
     write_ensemble(repository, "e", "m", datatype="INT8")

@@ -36,6 +36,7 @@ from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
 from stubserve.model_config.validate import problems, validate_directory_name
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, member_problems, members_of
+from stubserve.model_config.validate_io import repeated_tensors
 from stubserve.model_config.validate_sequence import initial_state_problems
 from stubserve.repository.candidate import RUNS_ON_CPU
 from stubserve.repository.folder import (
@@ -151,6 +152,8 @@ class _Check:
             if config.input and not may_grow:
                 for wrong in sample_problems(config, Signature(config.name, 1, config), self._folder.path):
                     self._add(wrong)
+        for wrong in repeated_tensors(config):
+            self._note(self._file, wrong.message, self._reading.line_of(wrong.path), wrong.path[0] == "output")
         for part, words in missing_parts(config):
             self._warn(words, (part,))
         if self._gpu_to_cpu:

@@ -168,8 +168,8 @@ def _check_outputs(names: Collection[str], signature: Signature) -> None:
 def _wrong_count(request: Request, signature: Signature) -> ServeError:
     given = [tensor.name for tensor in reversed(request.inputs)]
     missing = [name for name, tensor in signature.inputs.items() if not tensor.optional and name not in given]
-    if signature.required_inputs == len(signature.inputs):
-        wanted = f"expected {len(signature.inputs)} inputs"
+    if signature.required_inputs >= len(signature.inputs):
+        wanted = f"expected {signature.required_inputs} inputs"
     else:
         wanted = f"expected number of inputs between {signature.required_inputs} and {len(signature.inputs)}"
     # Upstream drops the last character of the list to lose a comma, and loses the bracket when nothing is missing.

@@ -90,7 +90,8 @@ class Signature:
             tensor.name: TensorSignature(tensor.name, tensor.data_type, tensor.dims, _reshape(tensor))
             for tensor in config.output
         }
-        self.required_inputs = sum(not tensor.optional for tensor in self.inputs.values())
+        # As upstream, one that is declared twice counts twice, so that no request can be right
+        self.required_inputs = sum(not tensor.optional for tensor in config.input)
         # Whether an input holds strings: their bytes must be checked
         self.has_strings = any(tensor.is_bytes for tensor in self.inputs.values())
         self.reshaped_outputs = any(tensor.reshape is not None for tensor in self.outputs.values())

@@ -41,6 +41,7 @@ from stubserve.model_config.openai_routes import openai_use
 from stubserve.model_config.render import conclude_auto_complete, render_json
 from stubserve.model_config.validate import validate
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
+from stubserve.model_config.validate_io import repeated_tensors
 from stubserve.model_config.validate_sequence import check_initial_states
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import read_labels
@@ -111,6 +112,8 @@ class Loader:
     async def start(self, candidate: Candidate, version: int, services: Services) -> ServedModel:
         """One version with all its instances ready. Raises ServeError; then nothing of the version is left."""
         folder, config = candidate.folder, candidate.config
+        for wrong in repeated_tensors(config):
+            log.warning("model '%s': %s", folder.name, wrong.message)
         if config.platform == ENSEMBLE_PLATFORM:
             ensemble = await start_ensemble(candidate, version, services.models, self._settings.max_queue_size)
             ensemble.tracing = self._tracing(ensemble.name)

@@ -237,6 +237,11 @@ def _step_problems(
         if name in outputs:
             one = outputs[name]
             yield from _disagreement(ensemble, tensor, _describe(member, one.data_type, one.dims), known)
+        if sum(one.name == name for one in member.output) > 1:
+            yield invalid(
+                f"in ensemble {ensemble}, multiple outputs in model {member.name} are mapped to the same ensemble "
+                f"tensor {tensor}"
+            )
 
 
 def _disagreement(

@@ -23,6 +23,19 @@ def io_problems(config: ModelConfig) -> Iterator[ServeError]:
         yield ServeError(error.code, f"{error.message} for {config.name}", error.path)
 
 
+def repeated_tensors(config: ModelConfig) -> Iterator[ServeError]:
+    """Inputs and outputs that are declared again. Upstream loads such a model, so no load fails with these."""
+    for field, tensors, what in (
+        ("input", config.input, "declared twice: all requests are refused, because none can have two of it"),
+        ("output", config.output, "declared twice; it is answered once"),
+    ):
+        seen: set[str] = set()
+        for index, tensor in enumerate(tensors):
+            if tensor.name in seen:
+                yield invalid(f"{field} '{tensor.name}' is {what}").at(field, index)
+            seen.add(tensor.name)
+
+
 def _problems(config: ModelConfig) -> Iterator[ServeError]:
     for direction, tensors in (("input", config.input), ("output", config.output)):
         for index, tensor in enumerate(tensors):

@@ -65,6 +65,7 @@ def _called(model: str, inputs: str, outputs: str = "['OUT']", more: str = "") -
 
 _PLAIN = ("single", "chain", "chain_backwards", "middle_too", "fan", "diamond", "same_twice", "two_ends", "input_is_output",
           "batch_in_plain_row", "mixed_plain", "reshaped_member", "optional_left", "nested", "versioned", "newest",
+          "output_twice", "input_twice", "input_twice_in_member", "inputs_twice",
           "classes", "classes_last", "classes_own", "ensemble_versions", "with_tags")  # fmt: skip
 _FINAL = {"triton_enable_empty_final_response": True}
 _STREAMS = ("streams", "streams_first", "streams_last", "streams_twice", "streams_fork")
@@ -78,7 +79,7 @@ _SEEN = {
 _COMMANDS = ("no_outputs", "other_output", "both", "both_reversed", "unknown_output", "raise", "empty_bytes",
              "wrong_dtype", "empty_list", "tuple", "error_empty", "error_and_tensors", "scalar", "unicode")  # fmt: skip
 _MODELS_WITH_DOCUMENTS = ("chain", "fan", "streams_first", "batching", "reshaped", "optional", "classes_own", "nested",
-                          "ensemble_versions", "with_tags", "streams_fork")  # fmt: skip
+                          "ensemble_versions", "with_tags", "streams_fork", "output_twice", "input_twice")  # fmt: skip
 
 CASES: tuple[Case, ...] = (
     _case("statistics_chain", _run("chain"), stats="chain"),
@@ -113,6 +114,7 @@ CASES: tuple[Case, ...] = (
       for names in (("OUT",), ("middle",), ("middle", "OUT"), ("OUT", "middle"), ("NOSUCH",))),
     _case("requested_first_of_two_ends", _run("two_ends", outputs=_outputs("OUT"))),
     _case("requested_second_of_two_ends", _run("two_ends", outputs=_outputs("OTHER"))),
+    _case("requested_that_is_declared_twice", _run("output_twice", outputs=_outputs("OUT"))),
     _case("requested_input", _run("input_is_output", outputs=_outputs("IN"))),
     _case("no_input", infer("chain", {"inputs": []})),
     _case("unknown_input", _run("chain", _in(name="NOSUCH"))),

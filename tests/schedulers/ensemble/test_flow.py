@@ -144,6 +144,18 @@ def test_an_output_that_another_step_reads_is_made_although_it_is_not_requested(
     caller.over()
 
 
+@pytest.mark.parametrize("requested", [None, ["c"], ["b", "c"]])
+def test_an_output_that_is_declared_twice_is_answered_once(requested: list[str] | None) -> None:
+    caller = Caller(EnsembleFlow(plan_of(CHAIN, "a", "c b c"), requested))
+    (one,) = caller.begin(a="1")
+    (two,) = caller.answer(one, y="2")
+    caller.answer(two, y="3")
+    assert caller.got == [
+        {name: {"b": "2", "c": "3"}[name] for name in ("c", "b") if not requested or name in requested}
+    ]
+    caller.over()
+
+
 def test_an_input_that_is_an_output_too() -> None:
     caller = Caller(EnsembleFlow(plan_of(CHAIN, "a", "a c")))
     (one,) = caller.begin(a="1")

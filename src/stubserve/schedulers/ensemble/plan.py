@@ -80,8 +80,9 @@ class EnsemblePlan:
 
     def __init__(self, config: Any) -> None:
         self.name: str = config.name
-        self.inputs = tuple(tensor.name for tensor in config.input)
-        self.outputs = tuple(tensor.name for tensor in config.output)
+        # A configuration may declare one twice
+        self.inputs = tuple(dict.fromkeys(tensor.name for tensor in config.input))
+        self.outputs = tuple(dict.fromkeys(tensor.name for tensor in config.output))
         self.steps = tuple(
             # Maps have no order. Sorted, every run of an ensemble is like the next.
             Step(index, step.model_name, step.model_version, _sorted(step.input_map), _sorted(step.output_map))
