@@ -286,6 +286,16 @@ def test_a_good_ensemble(repository: Path) -> None:
     assert found(repository) == []
 
 
+def test_a_configuration_beside_models(repository: Path) -> None:
+    folder = write_model(repository, "m")
+    (repository / "config.pbtxt").write_text((folder / "config.pbtxt").read_text())
+    report = check_repositories([repository], NOWHERE)
+    assert report.models == ("m",)
+    (problem,) = report.problems
+    assert problem.is_warning
+    assert problem.text.startswith(f"ignore '{repository}/config.pbtxt'")
+
+
 def test_tensors_that_are_declared_twice(repository: Path) -> None:
     twice = "".join(
         f'{way}put {{ name: "{way.upper()}PUT0" data_type: TYPE_FP32 dims: -1 }}\n' for way in ("in", "out")

@@ -49,6 +49,20 @@ def test_a_file_without_a_version_is_served(tmp_path: Path, given: str, name: st
         np.testing.assert_array_equal(binary_output(answer), [4, 4])
 
 
+@pytest.mark.parametrize("stray", ["config.pbtxt", "model.py", "1"])
+def test_a_stray_file_beside_models_does_not_hide_them(repository: Path, stray: str) -> None:
+    """As upstream, which looks at folders only; a folder without a model's file is a model that cannot be loaded."""
+    write_model(repository, "echo")
+    if stray == "1":
+        (repository / "1").mkdir()
+    else:
+        shutil.copy(next((repository / "echo").rglob(stray)), repository / stray)
+    with Serving(repository, "--exit-on-error=false") as server:
+        assert server.infer_array("echo", np.ones(2, np.float32)).status == 200
+        if stray == "config.pbtxt":
+            server.wait_for(rf"ignore '{repository}/config.pbtxt': it belongs in the folder of a model")
+
+
 def test_an_empty_repository_says_what_belongs_there(repository: Path) -> None:
     with Serving(repository) as server:
         server.wait_for(rf"there are no models in {repository}\. .*stubserve init {repository}/NAME")

@@ -157,12 +157,30 @@ def model_names(folders: Iterable[str], repository: object, quiet: bool = False)
 
 
 def is_model_folder(path: Path) -> bool:
-    """Whether a folder is a model's rather than a repository: it has a configuration, or versions with files."""
-    if (path / CONFIG_FILE).is_file():
-        return True
-    with contextlib.suppress(OSError), os.scandir(path) as entries:
-        return any(is_version_folder(Path(entry.path)) for entry in entries if entry.name.isdecimal())
-    return False
+    """Whether a folder is a model's rather than a repository: it has versions with files, or a configuration.
+
+    A configuration may also lie in a repository, where it has no effect.
+    """
+    return _has_versions(path) or ((path / CONFIG_FILE).is_file() and not holds_models(path))
+
+
+def holds_models(path: Path) -> bool:
+    """Whether a folder is a repository with models in it, whatever files lie beside them."""
+    folders = _folders(path)
+    if any(name.isdecimal() for name in folders):
+        return False
+    models = [path / name for name in folders if not _is_hidden(name)]
+    return any((model / CONFIG_FILE).is_file() or _has_versions(model) for model in models)
+
+
+def _has_versions(path: Path) -> bool:
+    return any(is_version_folder(path / name) for name in _folders(path) if name.isdecimal())
+
+
+def _folders(path: Path) -> list[str]:
+    with contextlib.suppress(ServeError):
+        return _subfolders(path)
+    return []
 
 
 def is_version_folder(path: Path) -> bool:
@@ -176,6 +194,8 @@ def _models_in(repository: Path, quiet: bool = False) -> list[tuple[str, Path]]:
     if is_model_folder(repository):
         path = repository.absolute()
         return [(name, path) for name in model_names([path.name], path.parent, quiet)]
+    if not quiet and (repository / CONFIG_FILE).is_file():
+        _log.warning("ignore '%s': it belongs in the folder of a model, beside its versions", repository / CONFIG_FILE)
     return [(name, repository / name) for name in model_names(_subfolders(repository), repository, quiet)]
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from stubserve_stub.backends.cards import all_cards
 
 from stubserve.errors import ServeError
-from stubserve.repository.folder import CONFIG_FILE, is_model_folder, is_version_folder, survey
+from stubserve.repository.folder import CONFIG_FILE, holds_models, is_model_folder, is_version_folder, survey
 
 _MODEL_FILE = "model.py"
 
@@ -30,7 +30,8 @@ def servable(path: Path, until: ExitStack) -> Path:
         if is_version_folder(path):
             return path.absolute().parent
         lone = path / _MODEL_FILE
-        return _linked(lone, until) if lone.is_file() and not is_model_folder(path) else path
+        is_lone = lone.is_file() and not is_model_folder(path) and not holds_models(path)
+        return _linked(lone, until) if is_lone else path
     if path.is_file():
         if is_version_folder(path.parent):
             return path.absolute().parent.parent
