@@ -246,6 +246,17 @@ def test_a_model_that_does_not_load_stops_the_server(repository: Path) -> None:
     server.wait_for("failed to load all models")
 
 
+@pytest.mark.parametrize("flag", ["--disable-auto-complete-config=true", "--disable-auto-complete-config=false"])
+def test_a_folder_that_is_no_model_does_not_make_the_server_unready(repository: Path, flag: str) -> None:
+    write_model(repository, "echo")
+    (repository / "notes" / "drafts").mkdir(parents=True)
+    with Serving(repository, "--exit-on-error=false", flag) as server:
+        assert server.get("/v2/models/echo/ready").status == 200
+        assert server.get("/v2/health/ready").status == 200
+        (row,) = [row for row in server.request("POST", "/v2/repository/index").json() if row["name"] == "notes"]
+        assert row["state"] == "UNAVAILABLE"
+
+
 def test_with_exit_on_error_off_the_others_are_served(repository: Path) -> None:
     write_model(repository, "echo")
     write_model(repository, "broken", "import nowhere_to_be_found\n")

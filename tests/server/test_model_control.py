@@ -332,10 +332,23 @@ def test_why_a_configuration_cannot_be_used_is_in_the_index(controlled: Controll
     (row,) = controlled.rows("unusable")
     assert row["state"] == "UNAVAILABLE"
     assert row["reason"].startswith("failed to read text proto from")
-    assert controlled.server.get("/v2/health/ready").status == 400
     controlled.drop("unusable")
     assert controlled.rows("unusable") == [{"name": "unusable"}]
-    assert controlled.server.get("/v2/health/ready").status == 200
+
+
+def test_what_could_never_be_a_model_does_not_make_the_server_unready(controlled: Controlled) -> None:
+    """As upstream; but a model without any version does."""
+    ready = "/v2/health/ready"
+    folder = controlled.number("unready", 1)
+    for config in ("max_batch_size: many", "max_batch_size: -1", 'name: "other"', 'platform: "ensemble"'):
+        (folder / "config.pbtxt").write_text(config)
+        assert controlled.load("unready").status == 500
+        assert controlled.server.get(ready).status == 200
+    (folder / "config.pbtxt").write_text(io_config(extra="version_policy { specific { versions: [ 2 ] } }"))
+    assert controlled.load("unready").status == 400
+    assert controlled.server.get(ready).status == 400
+    controlled.drop("unready")
+    assert controlled.server.get(ready).status == 200
 
 
 def test_versions_that_are_no_longer_chosen_go(controlled: Controlled) -> None:

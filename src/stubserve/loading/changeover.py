@@ -126,7 +126,8 @@ class Changeover:
             error = as_load_error(raised)
             self._registry.log_failure(name, f"Poll failed for model directory '{name}': {error.log_message}")
             if not candidate.made:
-                self._registry.entry(name).reason = error.message
+                entry = self._registry.entry(name)
+                entry.reason, entry.is_empty = error.message, True
             await asyncio.to_thread(candidate.remove)
             raise invalid(f"load failed for model '{name}': {error}\n") from None
 

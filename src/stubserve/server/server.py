@@ -203,7 +203,8 @@ class Server:
         if not self.settings.strict_readiness:
             return True
         for entry in list(self._registry.models.values()):
-            if not entry.versions:
+            # As upstream, a model whose configuration cannot be used is no model that could be ready.
+            if not entry.versions and entry.is_empty:
                 return False
             for version in list(entry.versions.values()):
                 if version.reason == UNLOADED:
