@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+from stubserve.errors import internal
 from stubserve.inference.latencies import Histogram, Latencies, Summary
 from stubserve.inference.request import BACKEND_FAILURE, Request, Response
 
@@ -71,7 +72,19 @@ def test_what_counts() -> None:
     first = latencies.first_response
     assert first is not None
     latencies.on_response(good, Response())
-    good.streamed().responses = 2
-    latencies.on_response(good, Response())
     latencies.on_response(bad, Response(empty=True))
     assert sum(first.counts) == 1
+
+
+def test_only_the_first_response_of_a_stream_counts() -> None:
+    """Also if the last one is an error, and whoever counts the responses otherwise."""
+    latencies = Latencies([100.0], summaries=False)
+    first = latencies.first_response
+    assert first is not None
+    for responses in (0, 3):
+        request = Request([])
+        for _ in range(responses):
+            latencies.on_response(request, Response(final=False))
+        latencies.on_response(request, Response(error=internal("no")))
+        latencies.on_response(request, Response(empty=True))
+    assert sum(first.counts) == 2

@@ -12,6 +12,7 @@ from google.protobuf import text_format
 from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.errors import Code, ServeError, internal, not_found
+from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
@@ -404,6 +405,21 @@ async def test_each_response_of_a_decoupled_step_is_a_turn() -> None:
     second.answer(pipe.tensor())
     assert [(response.final, response.empty) for response in pipe.responses] == [(False, False), (True, False)]
     assert pipe.model.statistics.success_count == 1
+    await pipe.over()
+
+
+@on_a_loop
+async def test_only_the_first_response_of_a_stream_is_timed() -> None:
+    pipe, first, second = chain(more=DECOUPLED)
+    latencies = pipe.model.latencies = Latencies((100.0,), summaries=False)
+    pipe.submit()
+    for _ in range(3):
+        first.answer(pipe.tensor(), final=False)
+        second.answer(pipe.tensor())
+    first.end()
+    assert len(pipe.responses) == 4
+    assert latencies.first_response is not None
+    assert sum(latencies.first_response.counts) == 1
     await pipe.over()
 
 

@@ -112,9 +112,12 @@ class Latencies:
     def on_response(self, request: Request, response: Response) -> None:
         """Counts a request's first response, or its error; a response that is only the final flag does not count."""
         if self.first_response is not None and not response.empty:
-            stream = request.stream
-            if stream is None or stream.responses <= 1:
-                self.first_response.observe((time.monotonic_ns() - request.request_start_ns) // 1_000_000)
+            if request.stream is not None or not response.final:
+                stream = request.streamed()
+                if stream.answered:
+                    return
+                stream.answered = True
+            self.first_response.observe((time.monotonic_ns() - request.request_start_ns) // 1_000_000)
 
     def on_batch(self, requests: Sequence[Request]) -> None:
         """Counts requests that were executed and did not fail, once all their timestamps are set."""

@@ -61,14 +61,15 @@ class Response:
 class ResponseStream:
     """The state of a request that has more than one response, or a slow reader.
 
-    `responses`: how many have been counted, with the time at which the model sent the last. `owed`: to be called when
-    the reader continues.
+    `responses`: how many have been counted, with the time at which the model sent the last. `answered`: whether the
+    first has been timed (`latencies`). `owed`: to be called when the reader continues.
     """
 
-    __slots__ = ("last_ns", "owed", "paused", "responses")
+    __slots__ = ("answered", "last_ns", "owed", "paused", "responses")
 
     def __init__(self) -> None:
         self.responses = 0
+        self.answered = False
         self.last_ns = 0
         self.paused = False
         self.owed: list[Callable[[], None]] = []
