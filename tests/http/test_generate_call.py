@@ -11,8 +11,9 @@ import pytest
 from stubserve_stub.wire.datatypes import BY_NAME
 
 from stubserve.errors import invalid
-from stubserve.http.generate import GenerateCall, generate
+from stubserve.http.generate import GenerateCall, InPieces, generate
 from stubserve.http.generate_encode import document_steps, encode_document
+from stubserve.http.infer_encode import in_heap
 from stubserve.inference.long_work import finish
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
@@ -46,7 +47,7 @@ def test_a_client_that_goes_when_its_answer_is_there() -> None:
         call = GenerateCall(cast(Any, Quick()), cast(Any, Nowhere()), streamed=False)
         call.start(b"{}")
         call.cancel()
-        return bytes((await generate(call)).body)
+        return b"".join(cast(InPieces, await generate(call)).pieces)
 
     assert asyncio.run(call()) == b""
 
@@ -59,5 +60,5 @@ def test_one_output_is_written_at_once_as_in_steps(output: str, id: str, shape: 
     response = Response([Tensor(output, BY_NAME["FP32"].number, shape, bytes(4 * prod(shape)))])
     asked = request(id=id)
     whole = encode_document(asked, response, model)
-    assert whole == finish(document_steps(asked, response, model, lambda nbytes: None))
+    assert whole == b"".join(finish(document_steps(asked, response, model, in_heap)))
     assert output in json.loads(whole)

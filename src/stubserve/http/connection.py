@@ -310,7 +310,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         call, self._call = self._call, None
         if shared.log_answers:
             id = call.id if call is not None else ""
-            sent = len(parts[1]) if reply.chunked else total  # without the framing of the chunks
+            sent = total - len(parts[0]) - len(parts[-1]) if reply.chunked else total  # without the chunks' framing
             shared.log_answer(self._peer(), head, id, reply.status, self._began_ns, self._body_bytes, sent)
         if keep_alive:
             self._done()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -140,30 +140,31 @@ class GenerateCall(Call):
             self.news.set()
         super().cancel()
 
-    def take(self) -> bytes:
-        """All events that have come since the last call."""
+    def take(self) -> list[bytes]:
+        """All events that have come since the last call, in pieces."""
         if self.news is not None:
             self.news.clear()
-        data = b"".join(self._pending)
-        self._pending.clear()
+        pieces = self._pending
+        self._pending = []
         self._pending_bytes = 0
         self._texts.drop()
-        return data
+        return pieces
 
     def caught_up(self) -> None:
         """All that was taken has been written."""
         if self.request is not None and (self.jobs is None or not self.jobs.busy):
             self.request.resume()
 
-    def answer(self) -> bytes:
-        """The body of `generate`, once the call is complete."""
+    def answer(self) -> list[bytes]:
+        """The body of `generate`, once the call is complete, in pieces."""
         self._texts.drop()
-        return self._pending[0] if self._responses == 1 else _NOT_ONE
+        return self._pending if self._responses == 1 else [_NOT_ONE]
 
     def reply(self) -> Reply:
         """The reply of `generate`, once the call is complete: in chunks, as upstream."""
         body = self.answer()
-        reply = Reply(self.status or 200, JSON, None, [b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n"])
+        size = sum(map(len, body))
+        reply = Reply(self.status or 200, JSON, None, [b"%x\r\n" % size, *body, b"\r\n0\r\n\r\n"])
         reply.chunked = True
         return reply
 
@@ -175,11 +176,11 @@ class GenerateCall(Call):
         is_wanted = not response.empty and (self._streamed or not self._responses)
         if not response.empty:
             self._responses += 1
-        made: bytes | ServeError | None = response.error
+        made: bytes | list[bytes] | ServeError | None = response.error
         if is_wanted and made is None and not self.gone:
             if is_large(response):
                 request.pause()
-                steps = document_steps(request, response, self.model.signature, self._texts.add)
+                steps = document_steps(request, response, self.model.signature, self._counted)
                 self.make_later(steps, response, partial(self._take_made, request, response))
                 return
             try:
@@ -191,7 +192,11 @@ class GenerateCall(Call):
         else:
             self._take_response(request, response, is_wanted, made)
 
-    def _take_made(self, request: Request, response: Response, made: bytes | ServeError) -> None:
+    def _counted(self, text: bytes) -> bytes:
+        self._texts.add(len(text))
+        return text
+
+    def _take_made(self, request: Request, response: Response, made: list[bytes] | ServeError) -> None:
         """A large response is encoded: takes the responses that have come meanwhile."""
         self._take_response(request, response, True, made)
         if self._pending_bytes <= PENDING_BYTES:
@@ -202,7 +207,7 @@ class GenerateCall(Call):
         request: Request,
         response: Response,
         is_wanted: bool,
-        made: bytes | ServeError | None,
+        made: bytes | list[bytes] | ServeError | None,
         nothing: None = None,
     ) -> None:
         """A response has come; `made` is its JSON, or the error in making it."""
@@ -216,7 +221,7 @@ class GenerateCall(Call):
             if is_wanted:
                 text = b'{"error":%b}' % json_text.string(made.message) if isinstance(made, ServeError) else made
                 assert text is not None
-                self._add(request, text)
+                self._add(request, text if isinstance(text, list) else [text])
         elif response.final:
             self.status = self.status or 200
         if self.news is not None:
@@ -224,12 +229,12 @@ class GenerateCall(Call):
         if self.complete and self._on_complete is not None and not self.gone:
             self._on_complete(self)
 
-    def _add(self, request: Request, document: bytes) -> None:
+    def _add(self, request: Request, document: list[bytes]) -> None:
         if not self._streamed:
-            self._pending.append(document)
+            self._pending = document
             return
-        self._pending.append(b"data: %b\n\n" % document)
-        self._pending_bytes += len(document)
+        self._pending += (b"data: ", *document, b"\n\n")
+        self._pending_bytes += sum(map(len, document))
         if self._pending_bytes > PENDING_BYTES:
             request.pause()
 
@@ -237,10 +242,38 @@ class GenerateCall(Call):
 async def generate(call: GenerateCall) -> HttpResponse:
     """The one answer of a started call."""
     await call.until(lambda: call.complete)
-    response = HttpResponse(b"" if call.gone else call.answer(), call.status or 200, media_type=JSON)
+    response = InPieces([] if call.gone else call.answer(), call.status or 200)
     # In chunks, as upstream.
     del response.headers["content-length"]
     return response
+
+
+async def send_pieces(send: Send, pieces: Iterable[bytes], is_last: bool) -> None:
+    """Sends a part of a body, `is_last` for its end; little at a time, because the server below copies it."""
+    gathered: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        for at in range(0, len(piece), PIECE_BYTES):
+            if size + len(piece) - at > PIECE_BYTES and gathered:
+                await send({"type": "http.response.body", "body": b"".join(gathered), "more_body": True})
+                await asyncio.sleep(0)
+                gathered, size = [], 0
+            gathered.append(piece[at : at + PIECE_BYTES])
+            size += len(gathered[-1])
+    await send({"type": "http.response.body", "body": b"".join(gathered), "more_body": not is_last})
+
+
+class InPieces(HttpResponse):
+    """An answer in JSON of which the server below never has to copy all at once."""
+
+    def __init__(self, pieces: list[bytes], status: int) -> None:
+        super().__init__(b"", status, media_type=JSON)
+        self.headers["content-length"] = str(sum(map(len, pieces)))
+        self.pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send_pieces(send, self.pieces, True)
 
 
 class EventStream(HttpResponse):
@@ -262,13 +295,9 @@ class EventStream(HttpResponse):
             complete = False
             while not complete and not call.gone:
                 complete = call.complete
-                data = call.take()
-                if data or complete:
-                    # In pieces, because the server below copies each piece as a whole.
-                    for at in range(0, max(len(data), 1), PIECE_BYTES):
-                        last = complete and at + PIECE_BYTES >= len(data)
-                        piece = data[at : at + PIECE_BYTES]
-                        await send({"type": "http.response.body", "body": piece, "more_body": not last})
+                pieces = call.take()
+                if pieces or complete:
+                    await send_pieces(send, pieces, complete)
                     call.caught_up()
                 else:
                     await news.wait()

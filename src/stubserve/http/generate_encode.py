@@ -5,8 +5,15 @@ from __future__ import annotations
 import functools
 from math import prod
 
-from stubserve.http.compression import Keep
-from stubserve.http.infer_encode import LARGE_OUTPUT, is_long_text, json_array, json_array_steps
+from stubserve.http.compression import Place
+from stubserve.http.infer_encode import (
+    ELSEWHERE,
+    LARGE_OUTPUT,
+    in_parts,
+    is_long_text,
+    json_array,
+    json_array_steps,
+)
 from stubserve.http.json import text as json_text
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Request, Response
@@ -14,25 +21,21 @@ from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 
 
-def encode_document(
-    request: Request, response: Response, signature: Signature, arrays: list[bytes] | None = None
-) -> bytes:
+def encode_document(request: Request, response: Response, signature: Signature, is_long: bool = False) -> bytes:
     """A response as a flat JSON object, members in alphabetical order. Raises ServeError where JSON has no form for it.
 
-    `arrays` are the elements of each output, if `document_steps` has made them before.
+    With `is_long` a mark stands in the place of each output.
     """
     outputs = response.outputs
-    if arrays is None:
-        arrays = [json_array(tensor) for tensor in outputs]
     if len(outputs) == 1 and not response.parameters:
         # Nearly all responses have one output and nothing else.
         tensor = outputs[0]
-        value = _value(tensor, arrays[0])
+        value = ELSEWHERE if is_long else _value(tensor)
         id = json_text.string(request.id) if request.id else b""
         return _form(signature.model, signature.version, tensor.name, bool(id)) % {b"value": value, b"id": id}
     members = _members(request, response, signature)
-    for tensor, array in zip(outputs, arrays, strict=True):
-        members[tensor.name] = _value(tensor, array)
+    for tensor in outputs:
+        members[tensor.name] = ELSEWHERE if is_long else _value(tensor)
     return b"{%b}" % b",".join([b"%b:%b" % (_string(name), members[name]) for name in sorted(members)])
 
 
@@ -49,21 +52,25 @@ def _form(model: str, version: int, output: str, has_id: bool) -> bytes:
     )
 
 
-def document_steps(request: Request, response: Response, signature: Signature, keep: Keep) -> LongWork[bytes]:
-    """As `encode_document`, but makes the elements of the outputs first, in steps; calls `keep(nbytes)` for them."""
-    arrays = []
-    for tensor in response.outputs:
-        pieces: list[bytes] = []
-        for piece in json_array_steps(tensor):
-            keep(len(piece))
-            pieces.append(piece)
-            yield None
-        arrays.append(b"".join(pieces))
-    return encode_document(request, response, signature, arrays)
+def document_steps(
+    request: Request, response: Response, signature: Signature, place: Place
+) -> LongWork[list[bytes | memoryview]]:
+    """As `encode_document`, in pieces that are made in steps; `place` says where each lies. Raises ServeError."""
+    first, *others = encode_document(request, response, signature, is_long=True).split(ELSEWHERE)
+    pieces: list[bytes | memoryview] = [first]
+    for tensor, behind in zip(sorted(response.outputs, key=_name), others, strict=True):
+        pieces += yield from in_parts(json_array_steps(tensor, prod(tensor.shape) != 1), place)
+        pieces.append(behind)
+    return pieces
 
 
-def _value(tensor: Tensor, array: bytes) -> bytes:
+def _name(tensor: Tensor) -> str:
+    return tensor.name
+
+
+def _value(tensor: Tensor) -> bytes:
     """An output as a member's value: a list, or the element itself if there is one."""
+    array = json_array(tensor)
     return array[1:-1] if prod(tensor.shape) == 1 else array
 
 

@@ -33,7 +33,7 @@ from stubserve.memory.blocks import Block
 
 _LENGTH = Struct("<I")
 # Marks a place in JSON for text that is made apart. JSON never has a NUL: strings escape it.
-_ELSEWHERE = b"\0"
+ELSEWHERE = b"\0"
 # Up to this count `struct` makes Python numbers in less time than numpy takes to begin.
 _FEW = 64
 _FLOATS = frozenset((11, 12))
@@ -45,6 +45,9 @@ LARGE_OUTPUT = 64 * 1024
 _NUMBERS = 512
 _STRING_BYTES = 32 * 1024
 _STRINGS = 2048
+# In UTF-8: the bytes of a character, and how each of them but the first begins
+_LONGEST_CHARACTER = 4
+_FURTHER = 0x80
 # The size of a large reply's parts: each goes back to the system when it is freed, and is copied in less than a step.
 _PART_BYTES = 256 * 1024
 
@@ -84,7 +87,7 @@ def encode(
             continue
         form = _output_form(tensor.name, tensor.datatype, len(tensor.shape), binary)
         if not binary:
-            fragments.append(form % (*tensor.shape, json_array(tensor) if long is None else _ELSEWHERE))
+            fragments.append(form % (*tensor.shape, json_array(tensor) if long is None else ELSEWHERE))
             continue
         fragments.append(form % (*tensor.shape, tensor.nbytes))
         if tensor.nbytes:
@@ -93,7 +96,7 @@ def encode(
                 blocks.append(tensor.span.block)
     id = b""
     if request.id:
-        id = b'"id":%b,' % (json_text.string(request.id) if long is None else _ELSEWHERE)
+        id = b'"id":%b,' % (json_text.string(request.id) if long is None else ELSEWHERE)
     json = b'{%b%b%b,"outputs":[%b]}' % (
         id,
         _model(signature.model, signature.version),
@@ -117,7 +120,7 @@ def encode_steps(
     """
     long: list[list[bytes | memoryview]] = []
     if request.id:
-        long.append((yield from _in_parts(_string_steps(request.id), place)))
+        long.append((yield from in_parts(_string_steps(request.id), place)))
     outputs = []
     slots = {}
     for tensor in response.outputs:
@@ -133,7 +136,7 @@ def encode_steps(
             keep(tensor.nbytes)
             slot = Slot(slot.binary, 0)
         if not slot.binary and not slot.classification:
-            long.append((yield from _in_parts(json_array_steps(tensor), place)))
+            long.append((yield from in_parts(json_array_steps(tensor), place)))
         outputs.append(tensor)
         slots[tensor.name] = slot
     return encode(request, Response(outputs, response.parameters), signature, ReplyFormat(slots, False), long)
@@ -141,7 +144,7 @@ def encode_steps(
 
 def _put_in(json: bytes, long: list[list[bytes | memoryview]]) -> list[bytes | memoryview]:
     """The JSON with the `long` texts in their places; in one piece if it is short."""
-    first, *others = json.split(_ELSEWHERE)
+    first, *others = json.split(ELSEWHERE)
     texts: list[bytes | memoryview] = [first]
     for pieces, behind in zip(long, others, strict=True):
         texts += pieces
@@ -149,7 +152,7 @@ def _put_in(json: bytes, long: list[list[bytes | memoryview]]) -> list[bytes | m
     return texts if sum(map(len, texts)) > _PART_BYTES else [b"".join(texts)]
 
 
-def _in_parts(pieces: Iterator[bytes], place: Place) -> LongWork[list[bytes | memoryview]]:
+def in_parts(pieces: Iterator[bytes], place: Place) -> LongWork[list[bytes | memoryview]]:
     """Joins small pieces to parts of _PART_BYTES, which lie where `place` puts them."""
     parts: list[bytes | memoryview] = []
     gathered: list[bytes] = []
@@ -251,25 +254,53 @@ def json_array(tensor: Tensor) -> bytes:
     return b"".join(json_array_steps(tensor))
 
 
-def json_array_steps(tensor: Tensor) -> Iterator[bytes]:
-    """As `json_array`, in pieces, each of little work."""
+def json_array_steps(tensor: Tensor, brackets: bool = True) -> Iterator[bytes]:
+    """As `json_array`, in pieces, each of little work; without `brackets` only what stands between them."""
     elements = _check_for_json(tensor)
-    yield b"["
+    if brackets:
+        yield b"["
     if tensor.datatype == BYTES:
-        data = tensor.buffer
-        at = 0
-        left = elements
-        while left:
-            found, at = _strings(tensor, data, at, min(left, _STRINGS), at + _STRING_BYTES)
-            text = json_text.strings(found)[1:-1]
-            yield text if left == elements else b"," + text
-            left -= len(found)
+        yield from _strings_steps(tensor, elements)
     else:
         values = np.frombuffer(tensor.buffer, BY_NUMBER[tensor.datatype].numpy)
         for at in range(0, elements, _NUMBERS):
             text = _numbers(tensor.datatype, values[at : at + _NUMBERS])[1:-1]
             yield b"," + text if at else text
-    yield b"]"
+    if brackets:
+        yield b"]"
+
+
+def _strings_steps(tensor: Tensor, elements: int) -> Iterator[bytes]:
+    data = tensor.buffer
+    at = 0
+    left = elements
+    while left:
+        if left < elements:
+            yield b","
+        length = int.from_bytes(data[at : at + 4], "little")
+        if length > _STRING_BYTES and at + 4 + length <= len(data):
+            start = at + 4
+            at = start + length
+            yield from _long_string_steps(memoryview(data)[start:at])
+            left -= 1
+        else:
+            found, at = _strings(tensor, data, at, min(left, _STRINGS), at + _STRING_BYTES)
+            yield json_text.strings(found)[1:-1]
+            left -= len(found)
+
+
+def _long_string_steps(text: memoryview) -> Iterator[bytes]:
+    """The JSON of a long string. Pieces end where a character ends, if these bytes are UTF-8."""
+    yield b'"'
+    at = 0
+    while at < len(text):
+        end = at + _STRING_BYTES
+        for _ in range(_LONGEST_CHARACTER - 1):
+            if end < len(text) and text[end] & 0xC0 == _FURTHER:
+                end -= 1
+        yield json_text.quoted(bytes(text[at:end]))[1:-1]
+        at = end
+    yield b'"'
 
 
 def _string_steps(text: str) -> Iterator[bytes]:
@@ -307,7 +338,10 @@ def _strings(tensor: Tensor, data: bytes | memoryview, at: int, count: int, end:
     try:
         while len(found) < count and at < end:
             start = at + 4
-            at = start + length_at(data, at)[0]
+            following = start + length_at(data, at)[0]
+            if found and following > end:
+                break
+            at = following
             found.append(bytes(data[start:at]))
     except StructError:
         raise _size_error(tensor) from None

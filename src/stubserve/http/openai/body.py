@@ -26,11 +26,13 @@ from stubserve.model_config.openai_routes import CHAT, COMPLETIONS, EMBEDDINGS
 # OpenAI's own limits
 MOST_CHOICES = 128
 MOST_INPUTS = 2048
-# Each is looked for in all of the text.
-_MOST_STOPS = 16
+_MOST_STOPS = 4
+# What may begin a stop is compared with it for each piece of the text.
+_LONGEST_STOP = 256
 
 _Count = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_Stop = Annotated[str, Meta(max_length=_LONGEST_STOP)]
 _Text = str | list[str | int | list[int]]
 
 
@@ -51,7 +53,7 @@ class _Sampled(Struct):
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
-    stop: str | Annotated[list[str], Meta(max_length=_MOST_STOPS)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Meta(max_length=_MOST_STOPS)] | None = None
     user: str | None = None
 
 

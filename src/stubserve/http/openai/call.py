@@ -96,10 +96,10 @@ class OpenAiCall(GenerateCall):
             finally:
                 del failure  # the error refers to this frame
 
-    def body(self) -> bytes:
-        """The answer, where there is no stream."""
+    def body(self) -> list[bytes]:
+        """The answer, where there is no stream, in pieces."""
         parts = (self, *self._others)
-        made = document(self._form, [part._writer for part in parts], [b"".join(part._written) for part in parts])
+        made = document(self._form, [part._writer for part in parts], [part._written for part in parts])
         self.cancel()
         return made
 
@@ -126,7 +126,7 @@ class OpenAiCall(GenerateCall):
         if is_large_one or (self.jobs is not None and self.jobs.busy):
             self.make_later(self._writer.read(response), response, partial(self._taken, request, response))
             return
-        made: bytes | ServeError
+        made: list[bytes] | ServeError
         try:
             made = finish(self._writer.read(response))
         except Exception as raised:
@@ -137,7 +137,7 @@ class OpenAiCall(GenerateCall):
         """Whether nothing of the model is wanted any longer."""
         return self.gone or self._has_ended or (self._lead or self).complete
 
-    def _taken(self, request: Request, response: Response, made: bytes | ServeError) -> None:
+    def _taken(self, request: Request, response: Response, made: list[bytes] | ServeError) -> None:
         """A response has been read; `made` is what it adds to the answer."""
         if self._is_over():
             return
@@ -167,23 +167,24 @@ class OpenAiCall(GenerateCall):
         else:
             GenerateCall.caught_up(self)
 
-    def _keep(self, made: bytes, nbytes: int = 0) -> None:
-        """Keeps a piece of the answer, made of so many bytes, for the client. Raises ServeError (503).
+    def _keep(self, made: list[bytes], nbytes: int = 0) -> None:
+        """Keeps pieces of the answer, made of so many bytes, for the client. Raises ServeError (503).
 
         Where there is no stream, a writer may keep what it reads until the end.
         """
+        size = sum(map(len, made))
         if not self._streamed:
-            self._texts.add(max(nbytes, len(made)))
-            self._written.append(made)
-        elif made:
+            self._texts.add(max(nbytes, size))
+            self._written += made
+        elif size:
             lead = self._lead or self
-            lead._texts.add(len(made))
+            lead._texts.add(size)
             lead.send(made)
 
-    def send(self, events: bytes) -> None:
+    def send(self, events: list[bytes]) -> None:
         """Of a call that leads: has events for the client."""
-        self._pending.append(events)
-        self._pending_bytes += len(events)
+        self._pending += events
+        self._pending_bytes += sum(map(len, events))
         self.status = self.status or 200
         assert self.news is not None
         self.news.set()
@@ -195,15 +196,16 @@ class OpenAiCall(GenerateCall):
             return
         if self._streamed:
             if self._form.includes_usage:
-                self.send(self._form.usage_event(usage([self._writer, *[part._writer for part in self._others]])))
-            self.send(_DONE)
+                told = self._form.usage_event(usage([self._writer, *[part._writer for part in self._others]]))
+                self.send([told])
+            self.send([_DONE])
         self._complete(200)
 
     def fail(self, error: ServeError) -> None:
         """Of a call that leads: a part has failed, and with it the request."""
         self.failure = error
         if self._streamed and self.status:
-            self.send(b"data: %b\n\n" % error_document(error))
+            self.send([b"data: %b\n\n" % error_document(error)])
         self._cancel_soon()
         for part in self._others:
             part._cancel_soon()

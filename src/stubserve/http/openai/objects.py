@@ -30,9 +30,33 @@ class _Text:
     def __init__(self, pieces: list[str]) -> None:
         self.pieces = pieces
 
+    def whole(self) -> str:
+        return "".join(self.pieces)
 
-def _dumps(document: Any) -> bytes:
-    return orjson.dumps(document, lambda text: "".join(text.pieces))
+
+class _List:
+    """A list that goes on. Members with an index are found by it: a look through all of them takes long."""
+
+    __slots__ = ("members", "numbered")
+
+    def __init__(self, members: list[Any]) -> None:
+        self.members: list[Any] = []
+        self.numbered: dict[Any, dict[str, Any]] = {}
+        self.go_on(members)
+
+    def whole(self) -> list[Any]:
+        return self.members
+
+    def go_on(self, more: list[Any]) -> None:
+        for value in more:
+            index = value.get("index") if isinstance(value, dict) else None
+            if type(index) is not int:
+                self.members.append(value)
+            elif index in self.numbered:
+                _go_on(self.numbered[index], value)
+            else:
+                self.numbered[index] = value
+                self.members.append(value)
 
 
 class ObjectWriter(Writer):
@@ -42,10 +66,10 @@ class ObjectWriter(Writer):
         super().__init__(tokens, 0)
         self._form = form
         # Where there is no stream: the choices so far, and the members beside them
-        self._choices: list[Any] = []
+        self._choices = _List([])
         self._beside: dict[str, Any] = {}
 
-    def read(self, response: Response) -> LongWork[bytes]:
+    def read(self, response: Response) -> LongWork[list[bytes]]:
         self.says = False
         events = []
         for tensor in response.outputs:
@@ -54,28 +78,34 @@ class ObjectWriter(Writer):
                     if number:
                         yield None
                     events.append(self._taken(text))
-        return b"".join(events)
+        return events
 
-    def end(self) -> bytes:
+    def end(self) -> list[bytes]:
         if self._form.streamed:
-            return b""
-        for choice in self._choices:
+            return []
+        choices: list[dict[str, Any]] = self._choices.members
+        for choice in choices:
             if self._form.route == CHAT:
                 choice["message"] = {"role": "assistant", "content": None, **choice.pop("delta")}
-                for call in choice["message"].get("tool_calls") or []:
+                calls = choice["message"].get("tool_calls") or []
+                for call in calls.members if isinstance(calls, _List) else calls:
                     call.pop("index", None)
             choice.setdefault("logprobs", None)
             choice.setdefault("finish_reason", "stop")
-        self.more = orjson.dumps(self._beside)[1:-1] + b"," if self._beside else b""
-        return b",".join(map(_dumps, self._choices))
+        self.more = self._dumps(self._beside)[1:-1] + b"," if self._beside else b""
+        written: list[bytes] = []
+        for choice in choices:
+            if written:
+                written.append(b",")
+            written.append(self._dumps(choice))
+        return written
 
     def _taken(self, text: bytes) -> bytes:
         form = self._form
         piece = _object(text, form.model)
         used = piece.pop("usage", None)
-        if isinstance(used, dict):
-            self.told = used
-            self.usage.add_told(used)
+        if isinstance(used, dict) and self.usage.add_told(used):
+            self.told = self._dumps(used)
         choices = piece.get("choices", [])
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise internal(f"model '{form.model}': 'choices' in '{OBJECT_OUTPUT}' must be a list of objects")
@@ -85,7 +115,7 @@ class ObjectWriter(Writer):
                 _to_delta(choice, form.model)
             self.says = self.says or _says(choice)
         if not form.streamed:
-            _list_goes_on(self._choices, choices)
+            self._choices.go_on(choices)
             for name, value in piece.items():
                 if name != "choices" and name not in form.common:
                     self._beside[name] = value
@@ -95,7 +125,15 @@ class ObjectWriter(Writer):
         for choice in choices:
             choice.setdefault("finish_reason", None)
         usage: dict[str, Any] = {"usage": None} if form.includes_usage else {}
-        return b"data: %b\n\n" % orjson.dumps({**form.common, **piece, **form.common, **usage})
+        return b"data: %b\n\n" % self._dumps({**form.common, **piece, **form.common, **usage})
+
+    def _dumps(self, document: Any) -> bytes:
+        try:
+            return orjson.dumps(document, lambda one: one.whole())
+        except orjson.JSONEncodeError as error:
+            raise internal(
+                f"model '{self._form.model}' gave '{OBJECT_OUTPUT}' that cannot be written again: {error}"
+            ) from None
 
 
 def _go_on(whole: dict[str, Any], piece: dict[str, Any]) -> None:
@@ -110,22 +148,12 @@ def _go_on(whole: dict[str, Any], piece: dict[str, Any]) -> None:
             whole[name] = _Text([before, value])
         elif isinstance(before, dict) and isinstance(value, dict):
             _go_on(before, value)
+        elif isinstance(before, _List) and isinstance(value, list):
+            before.go_on(value)
         elif isinstance(before, list) and isinstance(value, list):
-            _list_goes_on(before, value)
+            whole[name] = _List([*before, *value])
         elif value is not None:
             whole[name] = value
-
-
-def _list_goes_on(whole: list[Any], more: list[Any]) -> None:
-    for value in more:
-        index = value.get("index") if isinstance(value, dict) else None
-        same = None
-        if index is not None:
-            same = next((one for one in whole if isinstance(one, dict) and one.get("index") == index), None)
-        if same is None:
-            whole.append(value)
-        else:
-            _go_on(same, value)
 
 
 def _to_delta(choice: dict[str, Any], model: str) -> None:

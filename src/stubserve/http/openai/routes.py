@@ -15,9 +15,8 @@ from stubserve.errors import Code, ServeError, invalid, not_found
 from stubserve.http.asgi_request import body_of, client_of, json_response
 from stubserve.http.body import too_long_json
 from stubserve.http.fallback import REQUEST_ID
-from stubserve.http.generate import EventStream
+from stubserve.http.generate import EventStream, InPieces
 from stubserve.http.infer_routes import cancel_when_gone
-from stubserve.http.message import JSON
 from stubserve.http.openai.body import Asked, read_body
 from stubserve.http.openai.call import OpenAiCall
 from stubserve.http.openai.objects import ObjectWriter
@@ -96,7 +95,7 @@ class AskRoute:
         if is_stream:
             return EventStream(call, watching)
         watching.cancel()
-        return Response(b"" if call.gone else call.body(), media_type=JSON)
+        return InPieces([] if call.gone else call.body(), 200)
 
     async def _unless_refused(self, waiting: Awaitable[None], call: OpenAiCall, watching: asyncio.Task[None]) -> None:
         """Waits; if the request is refused or fails meanwhile, nothing of it is left."""

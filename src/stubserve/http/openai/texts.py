@@ -7,22 +7,26 @@ one is kept back until more text has come. Bytes of a character that is not comp
 from __future__ import annotations
 
 import codecs
+import re
+from collections.abc import Iterator
 from typing import Any
 
-import orjson
+import msgspec
 
 from stubserve.errors import internal
 from stubserve.http.json import text as json_text
-from stubserve.http.openai.writer import Form, Writer, elements, fact
-from stubserve.inference.long_work import LongWork, finish
+from stubserve.http.openai.writer import STEP, Form, Writer, fact, pieces
+from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Response
 from stubserve.inference.tokens import Tokens
 from stubserve.model_config.openai_routes import CHAT, TEXT_OUTPUT
 
-# Characters whose JSON is made in one step
-_STEP = 32 * 1024
+# A longer text becomes several events, and lies in several pieces of memory.
+_PIECE = 64 * 1024
 # vLLM's models answer this text where there is no reason yet.
 _NO_REASON = ("", "None")
+# The members stay text: a list with a row for each token is long, and nothing here looks into it.
+_read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class TextWriter(Writer):
@@ -33,75 +37,84 @@ class TextWriter(Writer):
         self._form = form
         self._index = index
         self._stops = stops
+        # A pattern that is one text is searched for in a time that grows with the text alone, which `str.find` is not.
+        self._searches = [re.compile(re.escape(stop)).search for stop in stops]
         self._prompt = prompt
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # Text that may be the beginning of a stop sequence
         self._held = ""
-        self._most_held = max(map(len, stops), default=1) - 1
         self._reason = ""
-        self._logprobs: dict[str, Any] | None = None
+        self._logprobs: dict[str, list[bytes]] | None = None
         self._begun = False
 
-    def read(self, response: Response) -> LongWork[bytes]:
+    def read(self, response: Response) -> LongWork[list[bytes]]:
         self.usage.add(response)
         reason = fact(response, "finish_reason")
         if isinstance(reason, str) and reason not in _NO_REASON:
             self._reason = reason
-        pieces = [piece for tensor in response.outputs if tensor.name == TEXT_OUTPUT for piece in elements(tensor)]
-        text = self._wanted("".join(map(self._decoder.decode, pieces)))
-        self.says = bool(text)
-        return (yield from self._written(text, _logprobs(fact(response, "logprobs"))))
+        logprobs = _logprobs(fact(response, "logprobs"))
+        self.says = False
+        made: list[bytes] = []
+        written: list[bytes] = []
+        size = 0
+        for text in self._texts(response):
+            written.append(json_text.string(text)[1:-1])
+            size += len(written[-1])
+            if size > _PIECE:
+                made.append(self._written(b"".join(written), None))
+                written, size = [], 0
+            yield None
+        made.append(self._written(b"".join(written), logprobs))
+        return made
 
-    def end(self) -> bytes:
+    def end(self) -> list[bytes]:
         rest = "" if self.over else self._held + self._decoder.decode(b"", True)
-        written = finish(self._written(rest, None, is_last=True))
+        written = self._written(json_text.string(rest)[1:-1], None, is_last=True)
         form = self._form
         reason = json_text.string(self._reason or "stop")
         if form.streamed:
             nothing = b'"delta":{}' if form.route == CHAT else b'"text":""'
-            return written + form.event(
-                b'{"index":%d,%b,"logprobs":null,"finish_reason":%b}' % (self._index, nothing, reason)
+            last = form.event(b'{"index":%d,%b,"logprobs":null,"finish_reason":%b}' % (self._index, nothing, reason))
+        else:
+            last = b'%b,"logprobs":%b,"finish_reason":%b}' % (
+                b'","refusal":null}' if form.route == CHAT else b'"',
+                _dumps(self._logprobs),
+                reason,
             )
-        return b'%b"%b,"logprobs":%b,"finish_reason":%b}' % (
-            written,
-            b',"refusal":null}' if form.route == CHAT else b"",
-            orjson.dumps(self._logprobs),
-            reason,
-        )
+        return [written, last]
+
+    def _texts(self, response: Response) -> Iterator[str]:
+        """What a response adds to the text, in pieces of little work."""
+        prompt, self._prompt = self._prompt, ""
+        for at in range(0, len(prompt), STEP):
+            yield prompt[at : at + STEP]
+        for tensor in response.outputs:
+            if tensor.name == TEXT_OUTPUT:
+                for piece in pieces(tensor):
+                    text = self._wanted(self._decoder.decode(piece))
+                    if text:
+                        self.says = True
+                        yield text
+                    if self.over:
+                        return
 
     def _wanted(self, text: str) -> str:
         """What may be sent of the text so far: all before a stop sequence, and nothing that may begin one."""
         if not self._stops:
             return text
         text = self._held + text
-        found = [at for at in map(text.find, self._stops) if at >= 0]
+        found = [match.start() for search in self._searches if (match := search(text))]
         if found:
             self.over = True
             self._held = ""
             self._reason = "stop"
             return text[: min(found)]
-        keep = self._beginning(text)
+        keep = max([_beginning(text, stop) for stop in self._stops])
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
-    def _beginning(self, text: str) -> int:
-        """How many characters at the end of the text may be the beginning of a stop sequence."""
-        for size in range(min(self._most_held, len(text)), 0, -1):
-            end = text[len(text) - size :]
-            if any(stop.startswith(end) for stop in self._stops):
-                return size
-        return 0
-
-    def _written(self, text: str, logprobs: dict[str, Any] | None, is_last: bool = False) -> LongWork[bytes]:
-        """The events with a piece of text; where there is no stream, its JSON without quotes."""
-        if not self._begun:
-            text = self._prompt + text
-        parts = []
-        for at in range(0, len(text), _STEP):
-            if at:
-                yield None
-            parts.append(json_text.string(text[at : at + _STEP])[1:-1])
-        written = parts[0] if len(parts) == 1 else b"".join(parts)
+    def _written(self, written: bytes, logprobs: dict[str, list[bytes]] | None, is_last: bool = False) -> bytes:
+        """The event with a piece of text; where there is no stream, the text. `written` is JSON without quotes."""
         if self._form.streamed:
             if not written and logprobs is None and (self._begun or not is_last or self._form.route != CHAT):
                 return b""
@@ -118,10 +131,10 @@ class TextWriter(Writer):
             return b'{"index":%d,%b%b' % (self._index, opening, written)
         return written
 
-    def _event(self, written: bytes, logprobs: dict[str, Any] | None) -> bytes:
+    def _event(self, written: bytes, logprobs: dict[str, list[bytes]] | None) -> bytes:
         form, begun = self._form, self._begun
         self._begun = True
-        told = b"null" if logprobs is None else orjson.dumps(logprobs)
+        told = _dumps(logprobs)
         if form.route != CHAT:
             return form.event(
                 b'{"index":%d,"text":"%b","logprobs":%b,"finish_reason":null}' % (self._index, written, told)
@@ -135,24 +148,44 @@ class TextWriter(Writer):
         return form.event(b'{"index":%d,%b,"logprobs":null,"finish_reason":null}' % (self._index, role)) + event
 
 
-def _logprobs(text: Any) -> dict[str, Any] | None:
-    """The object that a model gives as the `logprobs` of a choice; None without one. Raises ServeError (INTERNAL)."""
+def _beginning(text: str, stop: str) -> int:
+    """How many characters at the end of the text may be the beginning of a stop sequence."""
+    at = text.find(stop[0], max(len(text) - len(stop) + 1, 0))
+    while at >= 0 and not stop.startswith(text[at:]):
+        at = text.find(stop[0], at + 1)
+    return len(text) - at if at >= 0 else 0
+
+
+def _logprobs(text: Any) -> dict[str, list[bytes]] | None:
+    """The members of the object that a model gives as the `logprobs` of a choice, as JSON; None without one.
+
+    Raises ServeError (INTERNAL).
+    """
     if not text:
         return None
     try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict):
-        raise internal("output 'logprobs' must be a JSON object, as the choices of OpenAI's answers have it")
-    return found
+        return {name: [bytes(value)] for name, value in _read_members(text).items()}
+    except (msgspec.DecodeError, UnicodeError, RecursionError, TypeError):
+        raise internal("output 'logprobs' must be a JSON object, as the choices of OpenAI's answers have it") from None
 
 
-def _go_on(whole: dict[str, Any], piece: dict[str, Any]) -> None:
-    """Has the lists of an object go on with those of another."""
+def _go_on(whole: dict[str, list[bytes]], piece: dict[str, list[bytes]]) -> None:
+    """Has the lists of an object go on with those of another; of any other member the last counts."""
     for name, value in piece.items():
         before = whole.get(name)
-        if isinstance(value, list) and isinstance(before, list):
-            before.extend(value)
+        if before is not None and before[0].startswith(b"[") and value[0].startswith(b"["):
+            before += value
         else:
             whole[name] = value
+
+
+def _dumps(logprobs: dict[str, list[bytes]] | None) -> bytes:
+    if logprobs is None:
+        return b"null"
+    members = []
+    for name, values in logprobs.items():
+        value = values[0]
+        if len(values) > 1:
+            value = b"[%b]" % b",".join(filter(None, [value[1:-1].strip() for value in values]))
+        members.append(b"%b:%b" % (json_text.string(name), value))
+    return b"{%b}" % b",".join(members)

@@ -36,11 +36,11 @@ class VectorWriter(Writer):
         self._size = size
         self._in_base64 = in_base64
 
-    def read(self, response: Response) -> LongWork[bytes]:
+    def read(self, response: Response) -> LongWork[list[bytes]]:
         self.usage.add(response)
         tensor = next((tensor for tensor in response.outputs if tensor.name == self._output), None)
         if tensor is None:
-            return b""
+            return []
         values = np.frombuffer(tensor.buffer, BY_NUMBER[tensor.datatype].numpy)
         if not len(values) or len(values) % self._rows:
             raise internal(
@@ -53,18 +53,19 @@ class VectorWriter(Writer):
                 f"model '{self._form.model}' makes embeddings of {vectors.shape[1]} numbers, not of {self._size}"
             ).at("dimensions")
         self.over = True
-        rows = []
+        rows: list[bytes] = []
         for number, vector in enumerate(vectors, self._index):
-            if number > self._index:
+            if rows:
+                rows.append(b",")
                 yield None
             if self._in_base64:
                 written = b'"%b"' % base64.b64encode(vector.data)
             else:
                 written = orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)
             rows.append(b'{"object":"embedding","index":%d,"embedding":%b}' % (number, written))
-        return b",".join(rows)
+        return rows
 
-    def end(self) -> bytes:
+    def end(self) -> list[bytes]:
         if not self.over:
             raise internal(f"model '{self._form.model}' gave no output '{self._output}'")
-        return b""
+        return []
