@@ -426,6 +426,13 @@ _NEW_FOLDER_TEXTS = {
 
 DECISIONS = (
     Accepted(
+        "`generate` has the rules for parameters that all other ways have: `sequence_id`, `priority` and `timeout` "
+        "mean something to the server, and names of Triton's own are refused. Triton passes them on to the model.",
+        ("generate/reserved_names",),
+        400,
+        "parameter keys starting with 'triton_' are reserved for Triton usage",
+    ),
+    Accepted(
         "A client's region may begin anywhere in its file; in Triton it has to begin at a page.",
         ("shared_memory/register_odd_offset",),
     ),

@@ -14,6 +14,7 @@ from stubserve.errors import invalid
 from stubserve.http.generate import GenerateCall, InPieces, generate
 from stubserve.http.generate_encode import document_steps, encode_document
 from stubserve.http.infer_encode import in_heap
+from stubserve.http.message import RequestHead
 from stubserve.inference.long_work import finish
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
@@ -39,12 +40,13 @@ class Nowhere:
     """Memory that nobody needs."""
 
     store = None
+    http_forwarding = None
     heap = HeapAccount(cast(Any, None))
 
 
 def test_a_client_that_goes_when_its_answer_is_there() -> None:
     async def call() -> bytes:
-        call = GenerateCall(cast(Any, Quick()), cast(Any, Nowhere()), streamed=False)
+        call = GenerateCall(cast(Any, Quick()), RequestHead(), cast(Any, Nowhere()), streamed=False)
         call.start(b"{}")
         call.cancel()
         return b"".join(cast(InPieces, await generate(call)).pieces)

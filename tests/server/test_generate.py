@@ -138,8 +138,8 @@ def test_one_answer(serving: Serving) -> None:
 
 
 def test_inputs_inside_parameters_and_numbers_too_large(serving: Serving) -> None:
-    answer = generate(serving, "plain", {"parameters": {"IN": [2], "big": 2**63, "sequence_id": 5}})
-    assert answer.json()["SEEN"] == '[[2]] {"big":9223372036854776000.0,"sequence_id":5}'
+    answer = generate(serving, "plain", {"parameters": {"IN": [2], "big": 2**63, "own": 5}})
+    assert answer.json()["SEEN"] == '[[2]] {"big":9223372036854776000.0,"own":5}'
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ Python has (looking ahead and back, references) is refused, as Triton refuses it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from stubserve.api.request_options import PREFIX, RESERVED
 from stubserve.errors import invalid
+from stubserve.inference.request import Request
+from stubserve.inference.tensor import drop_blocks
 
-_RESERVED = frozenset(
-    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
-)
+_RESERVED = frozenset((*RESERVED, "headers", "binary_data_output"))
 
 _CLASSES = {
     "alnum": "0-9A-Za-z",
@@ -52,10 +53,29 @@ class HeaderForwarding:
             if not self._search(name):
                 continue
             lower = name.lower()
-            if lower in _RESERVED or lower.startswith("triton_"):
+            if lower in _RESERVED or lower.startswith(PREFIX):
                 raise invalid(f"Header '{lower}' is reserved for Triton usage and cannot be forwarded.")
             forwarded[name] = value if isinstance(value, str) else value.decode("utf-8", "replace")
         return forwarded
+
+    def forward(self, request: Request, headers: Iterable[tuple[bytes, bytes]]) -> Request:
+        """The request with the parameters from its headers. If it raises ServeError, nothing of the request is held."""
+        try:
+            return with_headers(request, self.parameters([(name.decode("latin-1"), value) for name, value in headers]))
+        except BaseException:
+            drop_blocks(request.inputs)
+            raise
+
+
+def with_headers(request: Request, forwarded: Mapping[str, str]) -> Request:
+    """The request with these parameters. They take the place of its own of the same names, in whatever case those are:
+    a model that trusts a header must not get what the body says instead.
+    """
+    if not forwarded:
+        return request
+    names = {name.lower() for name in forwarded}
+    own = {name: value for name, value in (request.options.parameters or {}).items() if name.lower() not in names}
+    return request.with_parameters({**own, **forwarded})
 
 
 def compile_re2(pattern: str) -> re.Pattern[str]:

@@ -28,3 +28,5 @@ RESERVED = {
     "priority": Reserved("priority", ("int64_param", "uint64_param")),
     "timeout": Reserved("timeout_us", ("int64_param",)),
 }
+# No parameter may begin so, but for those that a protocol itself has.
+PREFIX = "triton_"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from stubserve.api.access import AUTHORIZATION
-from stubserve.api.forwarded_headers import HeaderForwarding
+from stubserve.api.forwarded_headers import HeaderForwarding, with_headers
 from stubserve.api.inference_server import InferenceServer
 from stubserve.api.placement import ReplyFormat
 from stubserve.errors import ServeError, internal, unsupported
@@ -53,7 +53,7 @@ class GrpcInferCall(Call):
         server = self._server
         request, self.reply_format = decode(data, envelope, signature, server.store, block, offset, server.regions)
         if forwarded:
-            request = request.with_parameters(forwarded)
+            request = with_headers(request, forwarded)
         request.request_start_ns = start_ns
         if len(data) > FREE_BYTES:
             self.share()

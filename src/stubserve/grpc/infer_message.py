@@ -13,7 +13,7 @@ from stubserve_stub.wire.datatypes import BY_NAME
 from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.api.placement import IN_REGION, INVALID_DATATYPE, BodyPlacer, ReplyFormat, Slot, regions_of
-from stubserve.api.request_options import RESERVED
+from stubserve.api.request_options import PREFIX, RESERVED
 from stubserve.errors import ServeError, invalid
 from stubserve.grpc import contents
 from stubserve.grpc.messages import service_pb2
@@ -108,7 +108,7 @@ def read_parameters(parameters: Any) -> tuple[RequestOptions, bool]:
             RESERVED[key].put(options, _value(key, parameter, RESERVED[key].types))
         elif key == _EMPTY_FINAL:
             empty_final = _value(key, parameter, ("bool_param",))
-        elif key.startswith("triton_"):
+        elif key.startswith(PREFIX):
             raise invalid(
                 "parameter keys starting with 'triton_' are reserved for Triton usage. Only the following keys "
                 f"starting with 'triton_' are allowed: {_EMPTY_FINAL}"

@@ -246,9 +246,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 infer.client = client
                 infer.start(body, block, offset, share)
             else:
-                generate = self._call = GenerateCall(
-                    model, server, False, lambda call: self._reply(call.reply()), head.trace_context
-                )
+                generate = self._call = GenerateCall(model, head, server, False, lambda call: self._reply(call.reply()))
                 generate.client = client
                 generate.start(bytes(body))
         except ServeError as error:

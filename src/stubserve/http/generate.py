@@ -22,7 +22,7 @@ from stubserve.errors import ServeError
 from stubserve.http.generate_decode import decode_generate
 from stubserve.http.generate_encode import document_steps, encode_document, is_large
 from stubserve.http.json import text as json_text
-from stubserve.http.message import JSON, Reply
+from stubserve.http.message import JSON, Reply, RequestHead
 from stubserve.inference.call import Call
 from stubserve.inference.long_work import LARGE_BYTES, LongWork
 from stubserve.inference.request import Request, Response
@@ -42,7 +42,7 @@ class GenerateCall(Call):
     """One call. `start` raises ServeError; otherwise responses come in until `complete`, and each sets `news`.
 
     A large request may also be refused later: `begun` raises that error. `on_complete` is called at the end, unless the
-    client has gone; with it there is no `news`, and no large request. `context` gives the `traceparent`.
+    client has gone; with it there is no `news`, and no large request.
     """
 
     protocol = "HTTP"
@@ -50,13 +50,13 @@ class GenerateCall(Call):
     def __init__(
         self,
         model: ServedModel,
+        head: RequestHead,
         server: InferenceServer,
         streamed: bool,
         on_complete: Callable[[GenerateCall], None] | None = None,
-        context: Callable[[], str | None] = lambda: None,
     ) -> None:
         super().__init__(model)
-        self._context = context
+        self._head = head
         self._on_complete = on_complete
         self._server = server
         self._streamed = streamed
@@ -75,7 +75,7 @@ class GenerateCall(Call):
         self.news: asyncio.Event | None = None if on_complete is not None else asyncio.Event()
 
     def trace_context(self) -> str | None:
-        return self._context()
+        return self._head.trace_context()
 
     def of_server(self) -> InferenceServer:
         return self._server
@@ -89,16 +89,22 @@ class GenerateCall(Call):
         else:
             placer = BodyPlacer(b"", None, 0, self._server.store)
             try:
-                request = decode_generate(body, self.model.signature, placer)
+                request = self._as_headers_say(decode_generate(body, self.model.signature, placer))
             except BaseException:
                 self._let_go()
                 raise
-            request.request_start_ns = time.monotonic_ns()
             self.begin(request)
 
     def _read_later(self, body: bytes) -> LongWork[Request]:
         server = self._server
         request: Request = yield server.large_json.read_generate(body, self.model.signature, server.store)
+        return self._as_headers_say(request)
+
+    def _as_headers_say(self, request: Request) -> Request:
+        """A request that has been read, with the parameters from its headers. Raises ServeError."""
+        forwarding = self._server.http_forwarding
+        if forwarding is not None:
+            request = forwarding.forward(request, self._head.headers)
         request.request_start_ns = time.monotonic_ns()
         return request
 

@@ -1,6 +1,7 @@
 """The body of `generate`: a JSON object. A member is an input if the model has an input of that name, else a parameter.
 
-The rules and texts are upstream's. A member "parameters" is an object of the same kind inside.
+The texts are upstream's. A member "parameters" is an object of the same kind inside. The rules for parameters are those
+of inference: upstream passes `sequence_id`, `priority` and names of its own on to the model here.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from math import prod
 from typing import Any
 
 from stubserve_stub.wire.datatypes import BY_NUMBER
-from stubserve_stub.wire.options import RequestOptions
+from stubserve_stub.wire.options import NO_OPTIONS
 
 from stubserve.api.placement import Placer
 from stubserve.errors import ServeError, internal, invalid
+from stubserve.http.infer_document import read_parameters
 from stubserve.http.json import text as json_text
 from stubserve.http.json.values import UNSET, as_string, find, is_int, parse_json, repeated_names
 from stubserve.inference.admission import duplicate_input
@@ -54,10 +56,11 @@ def decode_generate(body: bytes | dict[str, Any], signature: Accepts, placer: Pl
                     _take(id, inputs, parameters, inner, value, signature, placer)
             except ServeError as error:
                 raise ServeError(error.code, f"Converting keyword: '{NESTED}': {error.message}") from None
+        options = read_parameters(parameters)[0] if parameters else NO_OPTIONS
     except BaseException:
         placer.undo()
         raise
-    return Request(inputs, id, RequestOptions(parameters=parameters or None))
+    return Request(inputs, id, options)
 
 
 def _refuse_repeated(document: dict[str, Any], id: str, signature: Accepts) -> None:

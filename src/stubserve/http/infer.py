@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from stubserve.api.forwarded_headers import HeaderForwarding
 from stubserve.api.inference_server import InferenceServer
 from stubserve.api.placement import BodyPlacer, ReplyFormat, Store
 from stubserve.connections.arrival import Content
@@ -97,7 +96,7 @@ class HttpInferCall(Call):
                 body, json_length, signature, block, offset, server.store, server.max_input_size, server.regions
             )
             if server.http_forwarding is not None:
-                request = self._forward_headers(request, server.http_forwarding)
+                request = server.http_forwarding.forward(request, head.headers)
         except BaseException:
             self._let_go()
             raise
@@ -148,18 +147,9 @@ class HttpInferCall(Call):
             drop_blocks(request.inputs)
             raise
         if server.http_forwarding is not None:
-            request = self._forward_headers(request, server.http_forwarding)
+            request = server.http_forwarding.forward(request, self._head.headers)
         request.request_start_ns = self._start_ns
         return request
-
-    def _forward_headers(self, request: Request, forwarding: HeaderForwarding) -> Request:
-        """The request with the parameters that are made of headers. If it raises ServeError, nothing is held."""
-        headers = [(name.decode("latin-1"), value) for name, value in self._head.headers]
-        try:
-            return request.with_parameters(forwarding.parameters(headers))
-        except BaseException:
-            drop_blocks(request.inputs)
-            raise
 
     def respond(self, request: Request, response: Response) -> None:
         accept_encoding = self._head.accept_encoding

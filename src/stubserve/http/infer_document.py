@@ -23,7 +23,7 @@ from stubserve_stub.wire.datatypes import BY_NAME, BYTES
 from stubserve_stub.wire.options import NO_OPTIONS, RequestOptions
 
 from stubserve.api.placement import SMALL_BYTES, BodyPlacer, ReplyFormat, Slot
-from stubserve.api.request_options import RESERVED
+from stubserve.api.request_options import PREFIX, RESERVED
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.http import infer_structs
 from stubserve.http.infer_structs import InferDocument, Input
@@ -155,7 +155,7 @@ def read_parameters(parameters: Any) -> tuple[RequestOptions, bool]:
             binary = value if type(value) is bool else as_bool(value, key)
         elif key in RESERVED:
             RESERVED[key].put(options, _value(key, value, RESERVED[key].types))
-        elif key.startswith("triton_"):
+        elif key.startswith(PREFIX):
             raise invalid(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
             )

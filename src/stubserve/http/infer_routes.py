@@ -51,13 +51,7 @@ class InferRoute:
         self._server = server
 
     async def __call__(self, request: Request) -> Response:
-        head = RequestHead()
-        for name, value in request.headers.raw:
-            head.on_header(name, value)
-        head.accept_encoding = _header(request, "accept-encoding")
-        head.content_encoding = _header(request, "content-encoding")
-        head.header_length = _header(request, "inference-header-content-length")
-        head.trace_parent = _header(request, "traceparent")
+        head = head_of(request)
         head.infer = (request.path_params["model"], request.path_params.get("version", ""))
         declared = request.headers.get("content-length", "")
         head.content_length = int(declared) if declared.isdecimal() else 0
@@ -106,8 +100,7 @@ class GenerateRoute:
             raise invalid("Unsupported content-encoding, only 'identity' is supported.")
         async with body_of(request, self._server) as body:
             model = find_model(self._server, request)  # the model may have been loaded anew meanwhile
-            headers = request.headers
-            call = GenerateCall(model, self._server, self._streamed, context=lambda: headers.get("traceparent"))
+            call = GenerateCall(model, head_of(request), self._server, self._streamed)
             call.client = client_of(self._server, request)
             call.start(body)
             del body
@@ -124,6 +117,17 @@ class GenerateRoute:
             return await generate(call)
         finally:
             watching.cancel()
+
+
+def head_of(request: Request) -> RequestHead:
+    """The head of a request in plain ASGI, as far as inference needs it."""
+    head = RequestHead()
+    head.headers = request.headers.raw
+    head.accept_encoding = _header(request, "accept-encoding")
+    head.content_encoding = _header(request, "content-encoding")
+    head.header_length = _header(request, "inference-header-content-length")
+    head.trace_parent = _header(request, "traceparent")
+    return head
 
 
 async def cancel_when_gone(request: Request, call: HttpInferCall | GenerateCall) -> None:

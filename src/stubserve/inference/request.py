@@ -185,9 +185,9 @@ class Request:
             self.stream = ResponseStream()
         return self.stream
 
-    def with_parameters(self, more: Mapping[str, Any]) -> Request:
-        """A request that asks for the same, with more parameters for the model; it replaces this one."""
-        options = self.options._replace(parameters={**(self.options.parameters or {}), **more} or None)
+    def with_parameters(self, parameters: Mapping[str, Any]) -> Request:
+        """A request that asks for the same, with these parameters for the model; it replaces this one."""
+        options = self.options._replace(parameters=parameters)
         return Request(self.inputs, self.id, options, self.requested_outputs, self.regions)
 
     def end_trace(self) -> None:

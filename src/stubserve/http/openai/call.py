@@ -11,13 +11,14 @@ event, and there is no `[DONE]`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.errors import Code, ServeError, invalid
 from stubserve.http.generate import PENDING_BYTES, GenerateCall
 from stubserve.http.generate_encode import is_large
+from stubserve.http.message import RequestHead
 from stubserve.http.openai.errors import error_document
 from stubserve.http.openai.questions import Question
 from stubserve.http.openai.writer import Form, Writer, document, usage
@@ -45,9 +46,9 @@ class OpenAiCall(GenerateCall):
         form: Form,
         writer: Writer,
         lead: OpenAiCall | None,
-        context: Callable[[], str | None],
+        head: RequestHead,
     ) -> None:
-        super().__init__(model, server, form.streamed, context=context)
+        super().__init__(model, head, server, form.streamed)
         self._form = form
         self._writer = writer
         self._tokens = writer.usage.tokens

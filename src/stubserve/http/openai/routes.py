@@ -16,7 +16,7 @@ from stubserve.http.asgi_request import body_of, client_of, json_response
 from stubserve.http.body import too_long_json
 from stubserve.http.fallback import REQUEST_ID
 from stubserve.http.generate import EventStream, InPieces
-from stubserve.http.infer_routes import cancel_when_gone
+from stubserve.http.infer_routes import cancel_when_gone, head_of
 from stubserve.http.openai.body import Asked, read_body
 from stubserve.http.openai.call import OpenAiCall
 from stubserve.http.openai.objects import ObjectWriter
@@ -128,7 +128,7 @@ class AskRoute:
         inputs, tokens = model.signature.inputs, model.statistics.tokens
         assert tokens is not None, "models that these routes serve have it"
         stops = [] if "stop" in inputs or SAMPLING in inputs else asked.stops
-        client, headers = client_of(self._server, request), request.headers
+        client, head = client_of(self._server, request), head_of(request)
         lead: OpenAiCall | None = None
         for question in asking:
             writer: Writer
@@ -139,7 +139,7 @@ class AskRoute:
                 writer = ObjectWriter(tokens, form)
             else:
                 writer = TextWriter(tokens, form, question.text, question.index, stops, question.echoed)
-            call = OpenAiCall(model, self._server, form, writer, lead, lambda: headers.get("traceparent"))
+            call = OpenAiCall(model, self._server, form, writer, lead, head)
             call.client = client
             lead = lead or call
         assert lead is not None
