@@ -19,6 +19,7 @@ from tests.server.openai_models import write_models, write_objects, write_words
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 TEXT_INPUT = 'input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]\n'
+NAMED = {"type": "function", "function": {"name": "f"}}
 TIMES = ("time_to_first_token", "inter_token_latency", "e2e_request_latency")
 PENDING = 'nv_inference_pending_request_count{model="words",version="1"}'
 NO_CHAT = (
@@ -356,7 +357,23 @@ def test_dimensions_that_the_model_does_not_have(serving: Serving) -> None:
          "'temperature': expected `float | null`, got `str`", "temperature"),
         (CHAT, {"model": "chat", "messages": user("a"), "top_p": 2}, "'top_p': expected `float` <= 1.0", "top_p"),
         (CHAT, {"model": "chat", "messages": user("a"), "stream_options": {}},
-         "'stream_options' is only for requests with 'stream': true", "stream_options"),
+         "`stream_options` can only be used when `stream` is True", "stream_options"),
+        (CHAT, {"model": "chat", "messages": user("a"), "top_logprobs": 2},
+         "`top_logprobs` can only be used when `logprobs` is True", "top_logprobs"),
+        (CHAT, {"model": "chat", "messages": user("a"), "tool_choice": "required", "tools": []},
+         "`tool_choice` is 'required', and there are no `tools`", "tool_choice"),
+        (CHAT, {"model": "chat", "messages": user("a"), "tool_choice": "any"},
+         "'tool_choice': invalid enum value 'any'", "tool_choice"),
+        (CHAT, {"model": "chat", "messages": user("a"), "tool_choice": NAMED, "tools": [{**NAMED, "function": {}}]},
+         "'tools[0].function.name' is missing", "tools[0].function.name"),
+        (CHAT, {"model": "chat", "messages": user("a"), "tool_choice": NAMED,
+                "tools": [{"type": "function", "function": {"name": "g"}}]},
+         "`tool_choice` names a function that is not among the `tools`: f", "tool_choice"),
+        (COMPLETIONS, {"model": "words", "prompt": "a", "min_tokens": -1},
+         "'min_tokens': expected `int` >= 0", "min_tokens"),
+        (COMPLETIONS, {"model": "words", "prompt": "a", "ignore_eos": 123},
+         "'ignore_eos': expected `bool | null`, got `int`", "ignore_eos"),
+        (COMPLETIONS, {"model": "words", "prompt": "a", "logprobs": 1}, "model 'words' gives no logprobs", "logprobs"),
         (CHAT, {"model": "chat", "messages": user("a"), "id": "x"}, "a request to this route has no member 'id'", "id"),
         (COMPLETIONS, {"model": "words", "prompt": [1, 2]},
          "'prompt' must be a text or a list of texts; numbers of tokens are not taken", "prompt"),

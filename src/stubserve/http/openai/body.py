@@ -30,7 +30,8 @@ _MOST_STOPS = 4
 # What may begin a stop is compared with it for each piece of the text.
 _LONGEST_STOP = 256
 
-_Count = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+_MOST = (1 << 31) - 1
+_Count = Annotated[int, Meta(ge=1, le=_MOST)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Stop = Annotated[str, Meta(max_length=_LONGEST_STOP)]
 _Text = str | list[str | int | list[int]]
@@ -55,6 +56,9 @@ class _Sampled(Struct):
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: _Stop | Annotated[list[_Stop], Meta(max_length=_MOST_STOPS)] | None = None
     user: str | None = None
+    # Not OpenAI's own, but of vLLM's and Triton's front ends
+    min_tokens: Annotated[int, Meta(ge=0, le=_MOST)] | None = None
+    ignore_eos: bool | None = None
 
 
 class _Message(Struct):
@@ -62,11 +66,22 @@ class _Message(Struct):
     content: str | list[dict[str, Any]] | None = None
 
 
+class _Function(Struct):
+    name: str
+
+
+class _Tool(Struct):
+    type: str
+    function: _Function | None = None
+
+
 class _Chat(_Sampled, kw_only=True):
     messages: Annotated[list[_Message], Meta(min_length=1)]
     max_completion_tokens: _Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
 
 
 class _Completion(_Sampled, kw_only=True):
@@ -154,7 +169,7 @@ def read_body(text: bytes, route: str) -> Asked:
         texts = _texts(body.input, "input")
         return Asked(body.model, texts, members, documents, base64=body.encoding_format == "base64")
     if body.stream_options is not None and not body.stream:
-        raise invalid("'stream_options' is only for requests with 'stream': true").at("stream_options")
+        raise invalid("`stream_options` can only be used when `stream` is True").at("stream_options")
     members["stream"] = stream = bool(body.stream)
     stop: Any = body.stop or []
     asked = Asked(
@@ -172,10 +187,26 @@ def read_body(text: bytes, route: str) -> Asked:
         if len(texts) * asked.n > MOST_CHOICES:
             raise invalid(f"prompts times 'n' must be at most {MOST_CHOICES}, got {len(texts) * asked.n}").at("n")
         return asked._replace(texts=texts, echo=bool(body.echo))
+    _check_chat(body)
     if body.max_completion_tokens is not None:
         members["max_tokens"] = body.max_completion_tokens
     plain, not_plain = _plain(document["messages"])
     return asked._replace(texts=[_json("messages", document["messages"]), plain], not_plain=not_plain)
+
+
+def _check_chat(body: _Chat) -> None:
+    """Checks the members of a chat against each other. Raises ServeError."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("`top_logprobs` can only be used when `logprobs` is True").at("top_logprobs")
+    choice = body.tool_choice
+    tools = [tool.function.name for tool in body.tools or () if tool.function is not None]
+    if choice == "required" and not body.tools:
+        raise invalid("`tool_choice` is 'required', and there are no `tools`").at("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        if name not in tools:
+            raise invalid(f"`tool_choice` names a function that is not among the `tools`: {name}").at("tool_choice")
 
 
 def _json(name: str, value: Any) -> str:

@@ -19,6 +19,8 @@ from stubserve.model_config.openai_routes import CHAT, COMPLETIONS, EMBEDDINGS, 
 # Inputs as the models of vLLM's backend have them: one with all members about sampling, as JSON; and those by which
 # a model is asked to say more.
 SAMPLING = "sampling_parameters"
+# The input for `stop` of TensorRT-LLM's models
+STOP_WORDS = "stop_words"
 _ASKED_FOR = ("exclude_input_in_output", "return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
 # Members that are not about sampling
 _NOT_SAMPLING = frozenset(
@@ -95,7 +97,10 @@ def _members(asked: Asked, signature: Signature) -> Iterator[tuple[str, Any]]:
     sampling: dict[str, Any] = {}
     for name, value in {**asked.members, **asked.documents}.items():
         known = inputs.get(name)
-        if known is not None:
+        if known is None and name == "stop" and STOP_WORDS in inputs:
+            if asked.stops:
+                yield STOP_WORDS, asked.stops
+        elif known is not None:
             yield name, _value(name, value, known, asked)
         elif SAMPLING in inputs and name not in _NOT_SAMPLING:
             sampling[name] = orjson.Fragment(value) if name in asked.documents else value

@@ -20,7 +20,7 @@ from stubserve.http.infer_routes import cancel_when_gone, head_of
 from stubserve.http.openai.body import Asked, read_body
 from stubserve.http.openai.call import OpenAiCall
 from stubserve.http.openai.objects import ObjectWriter
-from stubserve.http.openai.questions import SAMPLING, Question, no_such_route, questions
+from stubserve.http.openai.questions import SAMPLING, STOP_WORDS, Question, no_such_route, questions
 from stubserve.http.openai.texts import TextWriter
 from stubserve.http.openai.vectors import VectorWriter
 from stubserve.http.openai.writer import Form, Writer
@@ -127,7 +127,8 @@ class AskRoute:
         form = Form(self._route, asked.model, asked.stream, asked.include_usage)
         inputs, tokens = model.signature.inputs, model.statistics.tokens
         assert tokens is not None, "models that these routes serve have it"
-        stops = [] if "stop" in inputs or SAMPLING in inputs else asked.stops
+        stops = asked.stops if inputs.keys().isdisjoint(("stop", STOP_WORDS, SAMPLING)) else []
+        logprobs = bool(asked.members.get("logprobs"))
         client, head = client_of(self._server, request), head_of(request)
         lead: OpenAiCall | None = None
         for question in asking:
@@ -138,7 +139,7 @@ class AskRoute:
             elif has_objects:
                 writer = ObjectWriter(tokens, form)
             else:
-                writer = TextWriter(tokens, form, question.text, question.index, stops, question.echoed)
+                writer = TextWriter(tokens, form, question.text, question.index, stops, question.echoed, logprobs)
             call = OpenAiCall(model, self._server, form, writer, lead, head)
             call.client = client
             lead = lead or call

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stubserve.errors import internal
+from stubserve.errors import internal, invalid
 from stubserve.http.json import text as json_text
 from stubserve.http.openai.writer import STEP, Form, Writer, fact, pieces
 from stubserve.inference.long_work import LongWork
@@ -30,10 +30,23 @@ _read_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class TextWriter(Writer):
-    """One choice: number `index` of the answer. A completion's text begins with its `prompt` if that is echoed."""
+    """One choice: number `index` of the answer. A completion's text begins with its `prompt` if that is echoed.
 
-    def __init__(self, tokens: Tokens, form: Form, text: int, index: int, stops: list[str], prompt: str = "") -> None:
+    Raises ServeError at its end if the client wants logprobs and the model has told none.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        form: Form,
+        text: int,
+        index: int,
+        stops: list[str],
+        prompt: str = "",
+        wants_logprobs: bool = False,
+    ) -> None:
         super().__init__(tokens, text)
+        self._wants_logprobs = wants_logprobs
         self._form = form
         self._index = index
         self._stops = stops
@@ -53,6 +66,8 @@ class TextWriter(Writer):
         if isinstance(reason, str) and reason not in _NO_REASON:
             self._reason = reason
         logprobs = _logprobs(fact(response, "logprobs"))
+        if logprobs is not None:
+            self._wants_logprobs = False
         self.says = False
         made: list[bytes] = []
         written: list[bytes] = []
@@ -68,6 +83,8 @@ class TextWriter(Writer):
         return made
 
     def end(self) -> list[bytes]:
+        if self._wants_logprobs:
+            raise invalid(f"model '{self._form.model}' gives no logprobs").at("logprobs")
         rest = "" if self.over else self._held + self._decoder.decode(b"", True)
         written = self._written(json_text.string(rest)[1:-1], None, is_last=True)
         form = self._form
