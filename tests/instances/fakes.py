@@ -27,6 +27,7 @@ from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import ModelTracing
 from stubserve.inference.work import Work
 from stubserve.instances import waiting
+from stubserve.instances.stub_requests import Left
 from stubserve.instances.work import Results, StubWork
 from stubserve.memory.server_memory import Memory
 from stubserve.memory.stub_memory import StubMemory
@@ -151,7 +152,7 @@ class Owner:
     def on_rescheduled(self, request: Request) -> None:
         self.rescheduled.append(request)
 
-    def on_death(self, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
+    def on_death(self, cause: str, left: Left) -> None:
         raise AssertionError("the process tells of its death, not the work")
 
 
@@ -192,8 +193,8 @@ class Stub:
             raise ServeError(invalid("").code, f"unknown model '{name}'")
         return self.models[name]
 
-    def end(self) -> tuple[list[Request], list[Request]]:
-        """The process is gone: (unfinished, open)."""
+    def end(self) -> Left:
+        """The process is gone."""
         self._ended = True
         left = self.work.close()
         self.outputs.close()

@@ -409,8 +409,7 @@ async def test_calls_of_a_dead_stub_are_cancelled_and_leave_no_memory() -> None:
         await stub.call(2, "target", wire_input(stub.output()))
         first, second = target.requests
         target.answer(first, Response([output(stub)]))
-        unfinished, _ = stub.end()
-        assert unfinished == [own]
+        assert stub.end().executing == [own]
         assert target.cancelled == [second]
         assert stub.memory.stubs_at_work == 0
         drop_blocks(own.inputs)

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import pytest
+from stubserve_stub.runtime.channel import EXECUTING
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.places import DEVICE_BASE, InArena, InRegion, Lent, OnDevice, Shared
 from stubserve_stub.wire.ring import MAX_RECORD
@@ -419,8 +420,8 @@ async def test_extra_inputs_go_with_the_stub() -> None:
         stub.execute(stub.request(), extras=more)
         drop_blocks([*extras[0], *more[0]])
         assert stub.ingress_bytes
-        unfinished, open_ = stub.end()
-        assert (len(unfinished), len(open_)) == (1, 1)
+        left = stub.end()
+        assert (len(left.executing), len(left.open)) == (1, 1)
         assert not stub.ingress_bytes
 
 
@@ -503,7 +504,7 @@ async def test_garbage_ends_the_stub_and_answers_its_requests(garbage: bytes, ca
         # It is not listened to any more.
         await stub.result(1, [answer(b"")])
         assert stub.owner.results == []
-        assert stub.end() == ([request], [])
+        assert stub.end() == ([request], [], [])
 
 
 @pytest.mark.parametrize("after", [("OUT", 11, (1,), 7), "no output", ("OUT", 11)])
@@ -568,9 +569,32 @@ async def test_death_tells_what_ran_and_what_was_open() -> None:
         stub.execute(other)
         await stub.respond(number, 0, None)
         assert stub.memory.stubs_at_work == 1
-        assert stub.end() == ([running, other], [open_])
+        assert stub.end() == ([running], [other], [open_])
+        assert stub.work.executed == 1
         assert stub.memory.stubs_at_work == 0
         assert stub.work.is_empty
+
+
+@pytest.mark.parametrize(("said", "begun"), [(0, 1), (1, 1), (2, 2), (3, 3), (99, 1)])
+@on_a_loop
+async def test_death_tells_what_had_not_begun(said: int, begun: int) -> None:
+    with Stub() as stub:
+        requests = [stub.request() for _ in range(3)]
+        for request in requests:
+            stub.execute(request)
+        stub.channel.set_health(EXECUTING, said)
+        assert stub.end() == (requests[:begun], requests[begun:], [])
+
+
+@on_a_loop
+async def test_of_a_stub_that_writes_over_its_words_nothing_is_known() -> None:
+    with Stub() as stub:
+        requests = [stub.request() for _ in range(3)]
+        for request in requests:
+            stub.execute(request)
+        segment = stub.memory.arena.segment(stub.outputs.index)
+        segment.stub_words[layout.CANARY] = 0
+        assert stub.end() == (requests, [], [])
 
 
 @on_a_loop
@@ -580,7 +604,7 @@ async def test_what_was_sent_before_death_counts() -> None:
         number = stub.execute(request)
         # No turn of the event loop comes between.
         stub.channel.send(messages.pack_result(number, 1, 2, [answer(b"\1\0\0\0")], (), None))
-        assert stub.end() == ([], [])
+        assert stub.end() == ([], [], [])
         [(_, [(answered, _)])] = stub.owner.results
         assert answered is request
 

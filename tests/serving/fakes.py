@@ -14,6 +14,7 @@ from stubserve.inference.work import Decision, Work
 from stubserve.instances.death import RestartPolicy
 from stubserve.instances.instance import Instance, InstanceOwner
 from stubserve.instances.stub import Stub
+from stubserve.instances.stub_requests import Left
 from stubserve.memory.blocks import Block
 from stubserve.model_config.complete import InstanceSpec
 from stubserve.model_config.parse import parse_text
@@ -64,7 +65,7 @@ class Blocks:
 
     def tensor(self) -> Tensor:
         self.live += 1
-        return Tensor("T", 11, [1], None, Block(0, 4, memoryview(bytearray(4)), self._release), 0, 4)
+        return Tensor("T", 11, [1], None, Block(0, 4, memoryview(bytearray(4)), self._release).whole())
 
     def _release(self, block: Block) -> None:
         self.live -= 1
@@ -146,6 +147,8 @@ class FakeWork:
         self.over = False
         self.ring = FakeRing()
         self.works: list[Work] = []
+        self.batches = 0
+        self.executed = 0
         self.open: list[Request] = []
         self.cancelled: list[Request] = []
         self.refuses: Exception | None = None
@@ -154,6 +157,7 @@ class FakeWork:
         if self.refuses is not None:
             raise self.refuses
         self.works.append(work)
+        self.batches += 1
 
     def execute(self, work: Work) -> None:
         self.give(work)
@@ -214,21 +218,23 @@ class FakeStub:
 
     def die(self) -> None:
         self.death = "killed by the test"
-        unfinished = [request for work in self.work.works for request in work.requests]
+        executing, *waiting = [list(work.requests) for work in self.work.works] or [[]]
         open_, self.work.open = self.work.open, []
+        self.work.executed = self.work.batches - len(self.work.works)
         self.work.works.clear()
-        self.work.owner.on_death(self.death, unfinished, open_)
+        self.work.owner.on_death(self.death, Left(executing, [one for work in waiting for one in work], open_))
 
 
 class Served:
     """A model with real instances, whose stubs are fakes: `stubs` by name of the instance, the latest of each."""
 
-    def __init__(self, config: str = "", scheduler: Scheduler | None = None) -> None:
+    def __init__(self, config: str = "", scheduler: Scheduler | None = None, restart_wait_s: float = 0.0) -> None:
         self.clock = Clock()
         self.reader = Reader()
         self.stubs: dict[str, FakeStub] = {}
+        self.launched = asyncio.Event()
         self.config = parse_text(config, "config.pbtxt")
-        self.model = InstanceModel("m", 1, self.config, scheduler, self.clock)
+        self.model = InstanceModel("m", 1, self.config, scheduler, self.clock, restart_wait_s=restart_wait_s)
 
     async def start(self, *names: str, passive: bool = False) -> list[Instance]:
         """Instances that are ready and serve the model."""
@@ -241,6 +247,7 @@ class Served:
     def instance(self, name: str, passive: bool = False) -> Instance:
         async def launch(_: Instance) -> Stub:
             stub = self.stubs[name] = FakeStub(self.clock)
+            self.launched.set()
             return cast(Stub, stub)
 
         spec = InstanceSpec(name, "CPU", 0, passive)

@@ -11,6 +11,7 @@ from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED
 from stubserve.inference.work import Work
 from stubserve.instances.instance import InstanceState
 from stubserve.model_config.parse import parse_text
+from stubserve.schedulers.depth import QUICK_IN_A_ROW
 
 from ..real_server import PATIENCE_S
 from .fakes import Blocks, Script, Served
@@ -132,6 +133,42 @@ def test_a_death_fails_what_the_stub_had_and_no_more() -> None:
         assert served.reader.ids == ["a", "c", "b"] or served.reader.ids == ["c", "a", "b"]
         assert b.compute_end_ns
         await asyncio.wait_for(served.model.drained(), PATIENCE_S)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_work_that_the_stub_had_not_begun_waits_for_the_next(restarts: int) -> None:
+    async def scenario() -> None:
+        served = Served(restart_wait_s=PATIENCE_S)
+        (instance,) = await served.start("m_0")
+        instance.policy.limit = restarts
+        served.launched.clear()
+        stub = served.stubs["m_0"]
+        for number in range(QUICK_IN_A_ROW):
+            served.submit(f"quick {number}")
+            await turn()
+            stub.finish(took_ns=1000)
+        blocks = Blocks()
+        requests = [served.submit(id, blocks.tensor()) for id in "abcd"]
+        await turn()
+        assert stub.batches == [["a"], ["b"], ["c"], ["d"]]
+        served.model.cancel(requests[3])
+        stub.die()
+        assert served.reader.error("a").code is Code.INTERNAL
+        await turn()
+        if not restarts:
+            assert served.reader.error("b").code is served.reader.error("c").code is Code.UNAVAILABLE
+            assert not blocks.live
+            return
+        assert served.reader.error("d").code is Code.CANCELLED
+        await served.launched.wait()
+        await turn()
+        served.stubs["m_0"].finish()
+        served.stubs["m_0"].finish()
+        assert served.reader.ids[-2:] == ["b", "c"]
+        assert served.model.statistics.fail_count == 2
+        assert not blocks.live
 
     run(scenario)
 

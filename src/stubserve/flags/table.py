@@ -53,9 +53,12 @@ backend-directory = backend_directory: Backends written in Python: <name>/model.
 backend-config = backend_config: [<backend>,]<setting>=<value>, passed to the backend.
 max-queue-size = max_queue_size: Limit for the queue of a model without a max_queue_size, but not for sequences; 0: no
     limit (0).
-stub-restart-limit = restart_limit: Restarts in a row of a stub that dies; 0 turns restarting off (10).
+stub-restart-limit = restart_limit: Restarts in a row of a stub that dies before it executes anything; 0 turns
+    restarting off (10).
 restart-wait-secs = restart_wait_secs: Seconds that requests wait for a stub that is being restarted, when their model
     has no other; 0: they do not wait (10).
+quarantine-secs = quarantine_secs: Seconds for which a request is refused if an equal one was being executed at two
+    deaths of stubs and not answered between them; 0: it is executed again (0).
 execute-timeout-secs = execute_timeout_secs: Time that one execute may take, where the model's EXECUTE_TIMEOUT_SECS
     does not say; 0 for no limit (0).
 sleep-after-secs = sleep_after_secs: Time without a request after which a model's instances end, to start again with

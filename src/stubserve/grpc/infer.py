@@ -62,6 +62,9 @@ class GrpcInferCall(Call):
     def of_server(self) -> InferenceServer:
         return self._server
 
+    def asker(self) -> str:
+        return self._rpc.peer
+
     def trace_context(self) -> str | None:
         for key, value in self._rpc.metadata():
             if key == "traceparent" and isinstance(value, str):

@@ -27,7 +27,12 @@ def client_of(server: ServerFacts, request: Request) -> Hashable:
     ways = server.fair_queues
     if ways is None:
         return None
-    return ways.client_of(peer_name(request.scope.get("client")), lambda: values_of(request, AUTHORIZATION))
+    return ways.client_of(peer_of(request), lambda: values_of(request, AUTHORIZATION))
+
+
+def peer_of(request: Request) -> str:
+    """The client's address."""
+    return peer_name(request.scope.get("client"))
 
 
 def find_model(server: ServerFacts, request: Request) -> ServedModel:

@@ -11,6 +11,7 @@ import enum
 import functools
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.config import Config
@@ -80,6 +81,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._peer: Callable[[], str] = lambda: peer_name(transport.get_extra_info("peername"))
         self._reader = self._shared.reader(self._transport)
         if not self._shared.open.add(self, transport.get_extra_info("socket").fileno()):
             self._answer_last(503, "too many connections; the server's log says what to do")
@@ -243,11 +245,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             client = None if fair is None else fair.client_of(self._peer(), lambda: head.values(AUTHORIZATION))
             if head.infer is not None:
                 infer = self._call = HttpInferCall(model, head, server, self._reply)
-                infer.client = client
+                infer.client, infer.peer = client, self._peer
                 infer.start(body, block, offset, share)
             else:
                 generate = self._call = GenerateCall(model, head, server, False, lambda call: self._reply(call.reply()))
-                generate.client = client
+                generate.client, generate.peer = client, self._peer
                 generate.start(bytes(body))
         except ServeError as error:
             if self._call is None and share is not None:
@@ -272,9 +274,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         if last and self._answered_early:
             self._answered_early = False
             self._done()
-
-    def _peer(self) -> str:
-        return peer_name(self._transport.get_extra_info("peername"))
 
     # Answers
 

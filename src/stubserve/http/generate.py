@@ -57,6 +57,8 @@ class GenerateCall(Call):
     ) -> None:
         super().__init__(model)
         self._head = head
+        # Tells the client's address
+        self.peer: Callable[[], str] = str
         self._on_complete = on_complete
         self._server = server
         self._streamed = streamed
@@ -73,6 +75,9 @@ class GenerateCall(Call):
         self.complete = False
         self.gone = False
         self.news: asyncio.Event | None = None if on_complete is not None else asyncio.Event()
+
+    def asker(self) -> str:
+        return self.peer()
 
     def trace_context(self) -> str | None:
         return self._head.trace_context()

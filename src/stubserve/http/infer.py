@@ -45,7 +45,7 @@ _FEW_DIGITS = 10
 class HttpInferCall(Call):
     """One call: `start` raises ServeError, or `on_reply(reply)` follows. The reply's blocks live until it returns."""
 
-    __slots__ = ("_head", "_on_reply", "_server", "_start_ns", "reply_format")
+    __slots__ = ("_head", "_on_reply", "_server", "_start_ns", "peer", "reply_format")
 
     protocol = "HTTP"
 
@@ -56,6 +56,8 @@ class HttpInferCall(Call):
         self._head = head
         self._server = server
         self._on_reply = on_reply
+        # Tells the client's address
+        self.peer: Callable[[], str] = str
         self._start_ns = time.monotonic_ns()
 
     def start(
@@ -102,6 +104,9 @@ class HttpInferCall(Call):
             raise
         request.request_start_ns = self._start_ns
         self.begin(request)
+
+    def asker(self) -> str:
+        return self.peer()
 
     def trace_context(self) -> str | None:
         return self._head.trace_context()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, invalid
-from stubserve.http.asgi_request import body_of, client_of, find_model, response_of
+from stubserve.http.asgi_request import body_of, client_of, find_model, peer_of, response_of
 from stubserve.http.body import place, refusal
 from stubserve.http.fallback import REQUEST_ID
 from stubserve.http.generate import EventStream, GenerateCall, generate
@@ -63,7 +64,7 @@ class InferRoute:
         def start(body: bytes | memoryview, block: Block | None, offset: int) -> HttpInferCall:
             model = find_model(self._server, request)  # the model may have been loaded anew meanwhile
             call = HttpInferCall(model, head, self._server, lambda reply: answer.set_result(response_of(reply)))
-            call.client = client_of(self._server, request)
+            call.client, call.peer = client_of(self._server, request), partial(peer_of, request)
             call.start(body, block, offset)
             request.scope[REQUEST_ID] = call.id
             return call
@@ -101,7 +102,7 @@ class GenerateRoute:
         async with body_of(request, self._server) as body:
             model = find_model(self._server, request)  # the model may have been loaded anew meanwhile
             call = GenerateCall(model, head_of(request), self._server, self._streamed)
-            call.client = client_of(self._server, request)
+            call.client, call.peer = client_of(self._server, request), partial(peer_of, request)
             call.start(body)
             del body
             watching = asyncio.ensure_future(cancel_when_gone(request, call))

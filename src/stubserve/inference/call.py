@@ -193,6 +193,10 @@ class Call:
         """The server; only for calls of clients."""
         raise NotImplementedError
 
+    def asker(self) -> str:
+        """Who asks, for the log: the address of a client, or a model. Empty if that is not known."""
+        return ""
+
     def trace_context(self) -> str | None:
         """The value of `traceparent` that the client sent."""
         return None
@@ -249,6 +253,15 @@ class Call:
             return raised
         log.error("a request to model '%s' could not be submitted", self.model.signature.model, exc_info=raised)
         return internal("unexpected error while the request was handled; see the server's log")
+
+
+def asker_of(request: Request) -> str:
+    """Who waits for the answer to a submitted request, as `Call.asker`."""
+    reader = getattr(request.on_response, "__self__", None)
+    if not isinstance(reader, Call):
+        # A cache may get the answer first.
+        reader = getattr(getattr(reader, "reader", None), "__self__", None)
+    return reader.asker() if isinstance(reader, Call) else ""
 
 
 def _is_left(tensor: Tensor) -> bool:

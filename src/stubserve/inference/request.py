@@ -88,8 +88,9 @@ class Request:
 
     **The state.** `admission.admit` sets `admitted` and `batch_size` once it has found no fault. `batch_size` is the
     leading dimension, at least 1, for statistics and batching; 1 for models without batching. `client` is the client,
-    where clients are told apart (`--fair-queues`); None otherwise, and for requests that models make. `cancelled`: the
-    client no longer waits for the answer.
+    where clients are told apart (`--fair-queues`); None otherwise, and for requests that models make. `content` is a
+    digest of what is asked, where requests are compared after a death (`serving.suspects`). `cancelled`: the client no
+    longer waits for the answer.
 
     Times are CLOCK_MONOTONIC nanoseconds, 0 until they happen; statistics, metrics and traces derive from them.
 
@@ -112,6 +113,7 @@ class Request:
         "compute_infer_end_ns",
         "compute_input_end_ns",
         "compute_start_ns",
+        "content",
         "grouping_key",
         "id",
         "inputs",
@@ -144,6 +146,7 @@ class Request:
         self.admitted = False
         self.batch_size = 1
         self.client: Hashable = None
+        self.content: bytes | None = None
         self.cancelled = False
         self.outcome: str | None = None
         self.stream: ResponseStream | None = None

@@ -57,6 +57,9 @@ class StubCall(Call):
     def respond(self, request: Request, response: Response) -> None:
         self._calls.answer(self, request, response)
 
+    def asker(self) -> str:
+        return f"model instance '{self._calls.caller}'"
+
     def is_behind(self) -> bool:
         """Whether the caller should take some answers before there are more."""
         return self.waiting >= _WAITING or self.waiting_bytes >= _WAITING_BYTES
@@ -87,6 +90,10 @@ class StubCalls:
         self.due: list[ServedModel] = []
         # Questions whether a model is ready, and the requests that wait for the answers
         self._checks: dict[asyncio.Task[None], Request] = {}
+
+    @property
+    def caller(self) -> str:
+        return self._waiter.name
 
     def blocking(self) -> Sequence[StubCall]:
         """The calls that the stub's batch needs to finish."""

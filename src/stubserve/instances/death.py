@@ -9,6 +9,7 @@ from stubserve.errors import ServeError, internal
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 30.0
+LONGEST_AT_WORK_S = 1.0
 STABLE_S = 1.0
 
 _CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
@@ -56,23 +57,30 @@ def unhealthy(stub: str, cause: str, pid: int) -> ServeError:
 
 
 class RestartPolicy:
-    """Counts deaths in a row and says how long to wait: 0.1 s, doubling to 30 s.
+    """Says how long to wait for the next start: 0.1 s, and twice as long for each further death in a row.
 
-    If a stub served for a second before it died, the count starts anew: the cause is then a request or another process,
-    and between two deaths the stub does its work. The delays and the limit are for stubs that die while they load, or
-    at their first work. After `limit` restarts in a row there is no other; 0 turns restarting off. Times are seconds of
-    any one clock; `ready_at` is None for a stub that never served.
+    A start has failed if the stub dies before it gets a request. The delay then grows to 30 s, and after `limit` such
+    restarts in a row there is no other; 0 turns restarting off. A stub that dies while it executes has started well:
+    the next request may be a good one, and it waits. So this delay grows to 1 s only, and there is no limit.
+
+    Deaths are not in a row if the stub had executed something between them, or had served for a second. Times are
+    seconds of any one clock; `ready_at` is None for a stub that never served.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.restarts = 0
+        self._at_work = False
 
-    def next_delay(self, ready_at: float | None, died_at: float) -> float | None:
-        """Seconds until the next start, None for no further start."""
-        if ready_at is not None and died_at - ready_at >= STABLE_S:
+    def next_delay(
+        self, ready_at: float | None, died_at: float, at_work: bool = False, has_executed: bool = False
+    ) -> float | None:
+        """Seconds until the next start, None for no further start. `at_work`: it died while it executed requests."""
+        if has_executed or at_work is not self._at_work or (ready_at is not None and died_at - ready_at >= STABLE_S):
             self.restarts = 0
-        if self.restarts >= self.limit:
+        self._at_work = at_work
+        if self.restarts >= self.limit and not (at_work and self.limit):
             return None
         self.restarts += 1
-        return float(min(FIRST_DELAY_S * 2 ** (self.restarts - 1), LONGEST_DELAY_S))
+        longest_s = LONGEST_AT_WORK_S if at_work else LONGEST_DELAY_S
+        return float(min(FIRST_DELAY_S * 2 ** min(self.restarts - 1, 16), longest_s))

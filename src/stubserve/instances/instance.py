@@ -21,6 +21,7 @@ from stubserve.inference.work import Work
 from stubserve.instances import waiting
 from stubserve.instances.death import RestartPolicy, unhealthy
 from stubserve.instances.stub import Stub
+from stubserve.instances.stub_requests import Left
 from stubserve.instances.work import Results
 from stubserve.model_config.complete import InstanceSpec
 
@@ -55,9 +56,7 @@ class InstanceOwner(Protocol):
 
     def on_rescheduled(self, instance: Instance, request: Request) -> None: ...
 
-    def on_death(
-        self, instance: Instance, error: ServeError, unfinished: list[Request], open_: list[Request]
-    ) -> None: ...
+    def on_death(self, instance: Instance, error: ServeError, left: Left) -> None: ...
 
     def on_given_up(self) -> None:
         """A dead instance could not be started again, and will not be tried again."""
@@ -89,6 +88,8 @@ class Instance:
         self._launch = launch
         self._owner = owner
         self._ready_at: float | None = None
+        # How many batches its stub had executed by then, for warm-up
+        self._warmed = 0
         self._restart: asyncio.Task[None] | None = None
         # Whether the instance is started again after a death
         self._wanted = True
@@ -248,17 +249,21 @@ class Instance:
     def on_rescheduled(self, request: Request) -> None:
         self._owner.on_rescheduled(self, request)
 
-    def on_death(self, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
+    def on_death(self, cause: str, left: Left) -> None:
         stub, self.stub = self.stub, None
         assert stub is not None
         error = unhealthy(self.name, cause, stub.pid)
         self._look_for_end()
         if self.state in _ENDING:
-            if unfinished or open_:
-                self._owner.on_death(self, error, unfinished, open_)
+            if any(left):
+                self._owner.on_death(self, error, left)
             return
         self.last_error = error.message
-        delay = self.policy.next_delay(self._ready_at, time.monotonic()) if self._wanted else None
+        delay = None
+        if self._wanted:
+            has_executed = stub.work.executed > self._warmed
+            at_work = bool(left.executing or left.open)
+            delay = self.policy.next_delay(self._ready_at, time.monotonic(), at_work, has_executed)
         if not self._wanted:
             log.error("%s It was about to go, and is not restarted.", error)
         elif delay is None:
@@ -266,7 +271,7 @@ class Instance:
         else:
             log.error("%s It is restarted in %.1f s.", error, delay)
         self._restart_in(delay)
-        self._owner.on_death(self, error, unfinished, open_)
+        self._owner.on_death(self, error, left)
 
     def _restart_in(self, delay: float | None) -> None:
         if delay is None:
@@ -286,6 +291,7 @@ class Instance:
         stub.work.owner = self
         self.state = InstanceState.READY
         self._ready_at = time.monotonic()
+        self._warmed = stub.work.batches
         self._owner.on_ready(self)
 
     async def _start_again(self, delay: float | None) -> None:

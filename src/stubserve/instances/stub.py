@@ -191,7 +191,7 @@ class Stub:
             question.set_result(answer)
 
     def _on_process_death(self, cause: str) -> None:
-        unfinished, open_ = self.work.close()
+        left = self.work.close()
         self.watch.close()
         if self.work.is_written_over and "written over" not in cause:
             cause += "; its shared memory had been written over"
@@ -215,5 +215,5 @@ class Stub:
         )
         self._gone.set()
         if self.work.owner is not None:
-            self.work.owner.on_death(cause, unfinished, open_)
+            self.work.owner.on_death(cause, left)
         self._outputs.close()

@@ -6,6 +6,7 @@ If its model answers a request through a sender, the request stays *open* after 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor, drop_blocks
@@ -13,6 +14,16 @@ from stubserve.instances.batch import InFlightBatch
 
 # The number of a batch, and the request's slot in it
 Key = tuple[int, int]
+
+
+class Left(NamedTuple):
+    """The requests without an answer that a dead stub leaves: those of the batch that it executed, those of batches
+    that it had not begun, and the open ones.
+    """
+
+    executing: list[Request]
+    waiting: list[Request]
+    open: list[Request]
 
 
 class StubRequests:
@@ -85,15 +96,17 @@ class StubRequests:
             del self._keys[self._open.pop(key)]
             drop_blocks(self._extras.pop(key, ()))
 
-    def clear(self) -> tuple[list[Request], list[Request]]:
-        """Removes all requests; returns those without an answer: of batches, and open ones."""
-        unanswered: list[Request] = []
-        for batch in self.batches.values():
-            unanswered.extend(batch.unanswered())
+    def leave(self, number: int) -> Left:
+        """Removes all requests. `number` is the batch that the stub said it executes; the first if it has none such."""
+        executing: list[Request] = []
+        waiting: list[Request] = []
+        begun = number if number in self.batches else next(iter(self.batches), 0)
+        for one, batch in self.batches.items():
+            (executing if one <= begun else waiting).extend(batch.unanswered())
             batch.drop()
-        left = list(self._open.values())
+        left = Left(executing, waiting, list(self._open.values()))
         for tensors in self._extras.values():
             drop_blocks(tensors)
         for kept in (self.batches, self._open, self._keys, self._extras):
             kept.clear()
-        return unanswered, left
+        return left

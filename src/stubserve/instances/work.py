@@ -27,7 +27,7 @@ from stubserve.instances.rings import AnswerRing, RequestRing
 from stubserve.instances.stub_devices import StubDevices
 from stubserve.instances.stub_process import StubProcess
 from stubserve.instances.stub_regions import StubRegions
-from stubserve.instances.stub_requests import Key, StubRequests
+from stubserve.instances.stub_requests import Key, Left, StubRequests
 from stubserve.memory.server_memory import Memory
 from stubserve.memory.stub_memory import StubMemory
 
@@ -58,8 +58,8 @@ class WorkOwner(Protocol):
     def on_rescheduled(self, request: Request) -> None:
         """The model wants to execute this request once more; called before the results of its batch."""
 
-    def on_death(self, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
-        """The stub is gone, with the requests of a batch that ran, and those that senders were still to answer."""
+    def on_death(self, cause: str, left: Left) -> None:
+        """The stub is gone."""
 
 
 class StubWork:
@@ -106,6 +106,8 @@ class StubWork:
         self._free_ns = 0
         # No more messages are taken from the stub, and it should get no more work
         self.over = False
+        # How many batches it had executed, once it is dead
+        self.executed = 0
         # Called with the next batch, once set
         self.on_batch: Callable[[], None] | None = None
         # Not through the ring: the stub's main thread may be busy for long, and there may be many frees.
@@ -179,8 +181,10 @@ class StubWork:
         self.ring.put(messages.pack_stop())
         self.ring.announce()
 
-    def close(self) -> tuple[list[Request], list[Request]]:
-        """The stub is gone: its requests without an answer, those of its batches and the open ones."""
+    def close(self) -> Left:
+        """The stub is gone: its requests without an answer."""
+        # What a stub that was broken off says of its batch cannot be trusted: it may have begun all of them.
+        running = self.batches if self.over else self._theirs[layout.HEALTH_BATCH]
         if not self.over:
             self.over = True
             self.ring.close()
@@ -191,7 +195,8 @@ class StubWork:
         self.calls.close()
         if self._requests.batches:
             self._memory.stubs_at_work -= 1
-        return self._requests.clear()
+        self.executed = self.batches - len(self._requests.batches)
+        return self._requests.leave(self.batches if self.is_written_over else running)
 
     def _on_broken_ring(self) -> None:
         self._process.condemn(f"what it says of its ring makes no sense; {_QUESTION}")

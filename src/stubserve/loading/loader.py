@@ -143,7 +143,8 @@ class Loader:
             validate(config, candidate.gpus)
             await asyncio.to_thread(check_initial_states, config, folder.path)
             labels = await asyncio.to_thread(read_labels, folder, config)
-            limits = (self._settings.max_queue_size, self._settings.restart_wait_secs)
+            settings = self._settings
+            limits = (settings.max_queue_size, settings.restart_wait_secs, settings.quarantine_secs)
             model = instance_model(name, version, config, self._limiter, *limits, self._memory.heap)
             model.signature.labels = labels
             model.tracing = self._tracing(name)

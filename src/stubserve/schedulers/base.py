@@ -37,6 +37,9 @@ class Scheduler(abc.ABC):
         """
         return False
 
+    def set_apart(self, request: Request) -> None:  # noqa: B027  # for schedulers that form batches
+        """A request, before it is queued, is to share no batch. Sequences do not allow that: each has its place."""
+
     @abc.abstractmethod
     def cancel(self, request: Request) -> None:
         """Marks a request of a client that is gone. If it is queued, the next `poll` answers it with CANCELLED."""

@@ -109,6 +109,11 @@ class DynamicBatcher(Scheduler):
             ):
                 self._quiet_until_ns = 0
 
+    def set_apart(self, request: Request) -> None:
+        if self._max_batch_size > 1:
+            self._grouping = self._grouping or Grouping()
+            request.grouping_key = {"": object()}  # equal to no other
+
     def instance_idle(
         self, instance: Instance, works: int = 1, closed: int = 0, ripe_after_ns: int = 0, most: int = 0
     ) -> None:

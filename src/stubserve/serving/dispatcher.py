@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.request import CANCELLED, OTHER_FAILURE, REJECTED, Request, Response
@@ -88,6 +88,15 @@ class Dispatcher:
             refusal = internal(RESCHEDULED_IN_VAIN)
             log.error("%s (model instance '%s')", refusal.message, instance.name)
             self._delivery.fail((request,), refusal, None)
+
+    def queue_again(self, requests: Iterable[Request]) -> None:
+        """Takes back requests that were handed out, and that no stub has begun to execute."""
+        for request in requests:
+            request.compute_start_ns = 0
+            try:
+                self._scheduler.enqueue(request, request.queue_start_ns)
+            except ServeError as refusal:
+                self._delivery.fail((request,), refusal, REJECTED)
 
     def response_complete(self, request: Request, response: Response) -> None:
         try:

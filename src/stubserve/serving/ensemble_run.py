@@ -175,7 +175,7 @@ class EnsembleRun:
         if self._on_devices:
             asked = on_devices(route.made[run.step.index], self._members, self.request.requested_outputs)
         request = step_request(run.inputs, self.request, model.signature, asked)
-        call = StepCall(run, model, self.answered)
+        call = StepCall(run, model, self.answered, self.request)
         self._calls[call] = None
         if self.request.trace is not None:
             request.trace = self.request.trace.child(model.name, model.version, request.request_start_ns)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from stubserve_stub.wire.options import RequestOptions
 
-from stubserve.inference.call import Call
+from stubserve.inference.call import Call, asker_of
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
@@ -41,19 +41,27 @@ class FlowTensor:
 
 
 class StepCall(Call):
-    """The request of one run of a step; `on_answer` gets its responses."""
+    """The request of one run of a step for the ensemble's request `whole`; `on_answer` gets its responses."""
 
-    __slots__ = ("_on_answer", "run")
+    __slots__ = ("_on_answer", "_whole", "run")
 
     def __init__(
-        self, run: StepRun[FlowTensor], model: ServedModel, on_answer: Callable[[StepCall, Request, Response], None]
+        self,
+        run: StepRun[FlowTensor],
+        model: ServedModel,
+        on_answer: Callable[[StepCall, Request, Response], None],
+        whole: Request,
     ) -> None:
         super().__init__(model)
         self.run = run
         self._on_answer = on_answer
+        self._whole = whole
 
     def respond(self, request: Request, response: Response) -> None:
         self._on_answer(self, request, response)
+
+    def asker(self) -> str:
+        return asker_of(self._whole)
 
 
 class Prospect(NamedTuple):

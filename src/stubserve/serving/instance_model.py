@@ -17,6 +17,7 @@ from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED
 from stubserve.inference.served_model import Waiter
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.instance import Instance, InstanceState
+from stubserve.instances.stub_requests import Left
 from stubserve.instances.work import Results
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.factory import create_scheduler
@@ -25,6 +26,7 @@ from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
 from stubserve.serving.limited_dispatcher import LimitedDispatcher
 from stubserve.serving.model_instances import ModelInstances
+from stubserve.serving.suspects import Suspects
 
 log = logging.getLogger("stubserve.model")
 
@@ -34,7 +36,8 @@ class InstanceModel(ModelInstances):
 
     `scheduler` is by default the one that the configuration demands. `limiter` lets instances share resources, None for
     no limits. While no instance serves and one is restarted, requests wait in the queue for `restart_wait_s` seconds
-    after the last death; then they are refused.
+    after the last death; then they are refused. Requests that were being executed at several deaths are refused for
+    `quarantine_s` seconds (`suspects`).
     """
 
     needs: Collection[str] = ()
@@ -48,6 +51,7 @@ class InstanceModel(ModelInstances):
         clock: Callable[[], int] = time.monotonic_ns,
         limiter: RateLimiter | None = None,
         restart_wait_s: float = 0.0,
+        quarantine_s: float = 0.0,
     ) -> None:
         # While the model is loaded, only the instances and the version policy in its configuration change.
         super().__init__(name, version, config, clock)
@@ -66,6 +70,8 @@ class InstanceModel(ModelInstances):
         self._poll_soon = self._dispatcher.poll_soon
         self._leave_place = self._dispatcher.leave_place
         self._restart_wait_s = restart_wait_s
+        self._suspects = Suspects(name, scheduler.set_apart, quarantine_s)
+        self._enqueue = self._dispatcher.enqueue
         # While no instance serves and requests wait for a restart: the timer that ends the wait
         self._outage: asyncio.TimerHandle | None = None
 
@@ -88,6 +94,13 @@ class InstanceModel(ModelInstances):
                 request.outcome = REJECTED
                 self.statistics.record_failure(request)
             raise
+
+    def _meet(self, request: Request, now_ns: int) -> None:
+        """Queues a request while there are suspects. Raises ServeError as the queue does."""
+        self._suspects.meet(request, now_ns)
+        if not self._suspects:
+            self._dispatcher.enqueue = self._enqueue
+        self._enqueue(request, now_ns)
 
     def cancel(self, request: Request) -> None:
         request.cancelled = True
@@ -135,15 +148,17 @@ class InstanceModel(ModelInstances):
     def on_rescheduled(self, instance: Instance, request: Request) -> None:
         self._dispatcher.reschedule(instance, request)
 
-    def on_death(
-        self, instance: Instance, error: ServeError, unfinished: Sequence[Request], open_: Sequence[Request]
-    ) -> None:
+    def on_death(self, instance: Instance, error: ServeError, left: Left) -> None:
         if instance.passive:
             return
+        self._suspects.on_death(instance.name, (*left.executing, *reversed(left.open)), self._clock())
+        if self._suspects:
+            self._dispatcher.enqueue = self._meet
         self._dispatcher.leave(instance)
-        self._delivery.fail(unfinished, error, BACKEND_FAILURE)
-        self._delivery.fail(open_, error, None)  # their execution has been counted
+        self._delivery.fail(left.executing, error, BACKEND_FAILURE)
+        self._delivery.fail(left.open, error, None)  # their execution has been counted
         self._delivery.end_traces()
+        self._dispatcher.queue_again(left.waiting)
         # First the scheduler's answers to requests that were bound to this instance
         self.poll()
         if self.down() and self._restart_wait_s and self._restarting():

@@ -42,8 +42,9 @@ class SequenceModel(InstanceModel):
         clock: Callable[[], int] = time.monotonic_ns,
         limiter: RateLimiter | None = None,
         restart_wait_s: float = 0.0,
+        quarantine_s: float = 0.0,
     ) -> None:
-        super().__init__(name, version, config, scheduler, clock, limiter, restart_wait_s)
+        super().__init__(name, version, config, scheduler, clock, limiter, restart_wait_s, quarantine_s)
         self._sequences = scheduler
         # The model whose sequences are passed on, and the model that passes them on
         self._former: SequenceModel | None = None
@@ -169,6 +170,7 @@ def instance_model(
     limiter: RateLimiter | None = None,
     max_queue_size: int = 0,
     restart_wait_s: float = 0.0,
+    quarantine_s: float = 0.0,
     heap: HeapAccount | None = None,
 ) -> InstanceModel:
     """The kind of model that a completed and validated configuration asks for. Raises ServeError UNSUPPORTED.
@@ -179,5 +181,5 @@ def instance_model(
     if isinstance(scheduler, SequenceBatcher):
         if scheduler.states is not None:
             scheduler.states.heap = heap
-        return SequenceModel(name, version, config, scheduler, limiter=limiter, restart_wait_s=restart_wait_s)
-    return InstanceModel(name, version, config, scheduler, limiter=limiter, restart_wait_s=restart_wait_s)
+        return SequenceModel(name, version, config, scheduler, time.monotonic_ns, limiter, restart_wait_s, quarantine_s)
+    return InstanceModel(name, version, config, scheduler, time.monotonic_ns, limiter, restart_wait_s, quarantine_s)

@@ -25,6 +25,7 @@ from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.death import unhealthy
 from stubserve.instances.stub import Stub
+from stubserve.instances.stub_requests import Left
 from stubserve.instances.work import Results
 from stubserve.memory.server_memory import Memory
 from stubserve.serving.dispatcher import RESCHEDULED_IN_VAIN
@@ -151,9 +152,10 @@ class _SampleBatch:
     def on_rescheduled(self, request: Request) -> None:
         self._take(request, Response(error=internal(RESCHEDULED_IN_VAIN)))
 
-    def on_death(self, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
-        for request in (*unfinished, *open_):
-            self._end(request)
+    def on_death(self, cause: str, left: Left) -> None:
+        for requests in left:
+            for request in requests:
+                self._end(request)
         if not self.errors.done():
             self.errors.set_exception(unhealthy(self._instance, cause, self._pid))
 

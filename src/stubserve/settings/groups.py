@@ -178,6 +178,7 @@ class InstanceSettings:
     debug_models: tuple[str, ...] = ()
     restart_limit: int = 10
     restart_wait_secs: float = 10.0
+    quarantine_secs: float = 0.0
     execute_timeout_secs: float = 0.0
     check_outputs: str = "first"
     debug_all: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -12,7 +13,7 @@ from starlette.responses import Response
 
 from stubserve.api.management import ServerFacts
 from stubserve.errors import Code, ServeError, invalid, not_found
-from stubserve.http.asgi_request import body_of, client_of, json_response
+from stubserve.http.asgi_request import body_of, client_of, json_response, peer_of
 from stubserve.http.body import too_long_json
 from stubserve.http.fallback import REQUEST_ID
 from stubserve.http.generate import EventStream, InPieces
@@ -141,7 +142,7 @@ class AskRoute:
             else:
                 writer = TextWriter(tokens, form, question.text, question.index, stops, question.echoed, logprobs)
             call = OpenAiCall(model, self._server, form, writer, lead, head)
-            call.client = client
+            call.client, call.peer = client, partial(peer_of, request)
             lead = lead or call
         assert lead is not None
         return lead, asking
