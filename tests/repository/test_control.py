@@ -200,6 +200,32 @@ def test_a_server_that_stops_gives_loads_up(repository: Path) -> None:
     run(repository, scenario)
 
 
+@pytest.mark.parametrize("mode", [EXPLICIT, POLL])
+def test_until_the_repositories_are_listed_no_model_is_unknown(repository: Path, mode: str) -> None:
+    """The port is open before, and a client that is told 404 gives up."""
+
+    async def scenario(world: World) -> None:
+        world.disk.write("m")
+        loading = asyncio.ensure_future(world.control.load_all())
+        seen = set()
+        while not loading.done() and not world.starter.waiting:
+            for name in ("m", "other"):
+                with pytest.raises(ServeError) as raised:
+                    world.registry.find(name, "")
+                seen.add((name, raised.value.code))
+            await asyncio.sleep(0)
+        assert seen >= {("m", Code.UNAVAILABLE), ("other", Code.UNAVAILABLE)}
+        assert ("m", Code.NOT_FOUND) not in seen
+        start = await world.starter.next()
+        with pytest.raises(ServeError, match="unknown model: 'other'"):
+            world.registry.find("other", "")
+        start.succeed()
+        assert await in_time(loading)
+        assert world.registry.find("m", "").name == "m"
+
+    run(repository, scenario, control_mode=mode, load_models=("m",) if mode == EXPLICIT else (), poll_secs=0)
+
+
 def test_what_is_loaded_at_the_start(repository: Path) -> None:
     async def scenario(world: World) -> None:
         for name in ("a", "b", "c"):

@@ -61,6 +61,7 @@ class ModelControl:
         self._sleep = sleep
         self._registry = registry
         registry.polled = settings.control_mode == POLL
+        registry.listed = False
         self._services = services
         self._explicit = settings.control_mode == EXPLICIT
         self._slots = asyncio.Semaphore(max(settings.load_threads, 1))
@@ -96,6 +97,7 @@ class ModelControl:
             return await self._load_all()
         finally:
             self._starting = False
+            self._registry.listed = True
 
     async def _load_all(self) -> bool:
         await self._repositories.aside(self._repositories.open)

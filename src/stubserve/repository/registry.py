@@ -59,7 +59,7 @@ class Registry:
     """All models by key: by name, or with `namespacing` by namespace and name (`repositories`); clients know names.
 
     `pending` are the `expected` models of the server's start that are not loaded yet: a request for one of them gets
-    that as its answer, not that the model is unknown.
+    that as its answer, not that the model is unknown. So does a request for any model until they are `listed`.
     """
 
     def __init__(self, namespacing: bool = False) -> None:
@@ -67,6 +67,7 @@ class Registry:
         self.models: dict[str, ModelEntry] = {}
         self.pending: set[str] = set()
         self.expected = 0
+        self.listed = True
         # Whether failed loads are tried again and again, without a request
         self.polled = False
         # (name, version text) -> the result of `find`; dropped whenever a state changes
@@ -106,7 +107,8 @@ class Registry:
         return Namespace(self, namespace)
 
     def expect(self, names: Collection[str]) -> None:
-        """The server's start is going to load these models, too."""
+        """The server's start is going to load these models, and has looked at all repositories."""
+        self.listed = True
         self.pending |= set(names)
         self.expected += len(names)
 
@@ -153,6 +155,8 @@ class Registry:
 
     def _look_up(self, name: str, version: str) -> ServedModel:
         number = parse_version(version)
+        if not self.listed:
+            raise overloaded(f"model '{name}' may be among those that the server is about to load")
         if self._namespacing and name not in self.models and name not in self.pending:
             keys = dict.fromkeys(self.keys(name))
             if not keys:
