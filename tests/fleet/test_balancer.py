@@ -8,25 +8,47 @@ import json
 import queue
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
+import tritonclient.grpc.service_pb2 as pb
 import tritonclient.http
+from tritonclient.utils import InferenceServerException
 
-from stubserve.fleet.balancer import Addresses, Balancer
+from stubserve.fleet import configuration
+from stubserve.fleet.balancer import Balancer
+from stubserve.fleet.configuration import Addresses
 from stubserve.fleet.directory import Fleet, Front, Member
 from tests.conformance.servers import free_ports
 from tests.deploy.test_balancers import SEQUENCE, SUMS, haproxy
 from tests.network import Network
 from tests.real_server import Serving, eventually, io_config, write_model
 
+TOKEN = "e3a7c1d85b9f4c20a6d1"
+FROM_EVERYONE = 418
+START = '"sequence_start": true'
+
 pytestmark = pytest.mark.skipif(not haproxy(), reason="needs HAProxy")
+
+
+class Everyone(BaseHTTPRequestHandler):
+    """In the place of what asks all servers."""
+
+    def do_GET(self) -> None:
+        self.send_response(FROM_EVERYONE)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
 
 
 class Fronted:
@@ -34,23 +56,30 @@ class Fronted:
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
         self._folder, self._stack = folder, stack
-        http, grpc, metrics, everyone_http, everyone_grpc, self._peer = free_ports(6)
-        self.addresses = Addresses("127.0.0.1", http, grpc, metrics, everyone_http, everyone_grpc)
+        *ports, self._peer = free_ports(6)
+        self.addresses = Addresses("127.0.0.1", *ports)
         (folder / "front").mkdir()
         self._balancer = Balancer(folder / "front", self.addresses)
         stack.callback(self._balancer.end)
-        self.http = tritonclient.http.InferenceServerClient(f"127.0.0.1:{http}")
-        self.grpc = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{grpc}")
+        self.http = tritonclient.http.InferenceServerClient(f"127.0.0.1:{ports[0]}")
+        self.grpc = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{ports[1]}")
         stack.callback(self.grpc.close)
 
     def server(
-        self, number: int, *models: str, group: str = "all", named: bool = False, network: Network | None = None
+        self,
+        number: int,
+        *models: str,
+        group: str = "all",
+        named: bool = False,
+        network: Network | None = None,
+        ids: str = "UINT64",
+        flags: tuple[str, ...] = (),
     ) -> tuple[Serving, Member]:
         repository = self._folder / str(number)
         repository.mkdir()
         for model in models:
-            write_model(repository, model, SUMS, io_config("INT32", "1", 8, SEQUENCE))
-        host, server = "127.0.0.1", Serving(repository)
+            write_model(repository, model, SUMS, io_config("INT32", "1", 8, SEQUENCE.replace("UINT64", ids)))
+        host, server = "127.0.0.1", Serving(repository, *flags)
         if network is not None:
             host = network.address(0)
             server = Serving(repository, *(f"--{part}-address={host}" for part in ("http", "grpc")))
@@ -60,7 +89,7 @@ class Fronted:
             server.wait_until_ready()
         names = models if named else ()
         ports = server.port, server.grpc_port, server.metrics_port
-        return server, Member(f"0000000{2 * number}", group, names, host, *ports, sequences=True)
+        return server, Member(f"0000000{2 * number}", group, names, host, *ports, sequences=60)
 
     def show(self, *members: Member) -> None:
         self.show_groups({member.group: member.models for member in members}, *members)
@@ -78,11 +107,23 @@ class Fronted:
         except URLError:
             return 0
 
+    def post(self, body: str, path: str = "/v2/models/sums/infer", **headers: str) -> tuple[int, Any]:
+        """Status and sum, or error, of a step that is written in JSON by hand."""
+        url = f"http://127.0.0.1:{self.addresses.http}{path}"
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, body.encode(), given), timeout=30) as answer:
+                return answer.status, json.load(answer)["outputs"][0]["data"][0]
+        except HTTPError as error:
+            with error:
+                return error.code, json.load(error)["error"]
+
     def step(self, kind: str, model: str, id: Any, number: int, **options: Any) -> int:
         """One step of a sequence; the sum so far."""
         module, client = {"http": (tritonclient.http, self.http), "grpc": (tritonclient.grpc, self.grpc)}[kind]
         given = module.InferInput("INPUT0", [1, 1], "INT32")
         given.set_data_from_numpy(np.array([[number]], np.int32))
+        options["headers"] = dict(options.get("headers", {}))  # the client adds to them
         answered: int = client.infer(model, [given], sequence_id=id, **options).as_numpy("OUTPUT0").item()
         return answered
 
@@ -91,6 +132,18 @@ class Fronted:
 def fronted(tmp_path: Path) -> Iterator[Fronted]:
     with contextlib.ExitStack() as stack:
         yield Fronted(tmp_path, stack)
+
+
+@pytest.fixture(scope="module")
+def two_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
+    """Two servers with sequences whose ids are texts."""
+    with contextlib.ExitStack() as stack:
+        fronted = Fronted(tmp_path_factory.mktemp("two"), stack)
+        fronted.show(*(fronted.server(number, "sums", ids="STRING")[1] for number in (1, 2)))
+        everyone = stack.enter_context(HTTPServer(("127.0.0.1", fronted.addresses.everyone_http), Everyone))
+        threading.Thread(target=everyone.serve_forever).start()
+        stack.callback(everyone.shutdown)
+        yield fronted
 
 
 def answered(server: Serving) -> int:
@@ -126,20 +179,128 @@ def test_sequences_stay_where_they_are(fronted: Fronted, kind: str) -> None:
     assert answered(first) == before + len(ids)
 
 
+INPUTS = '"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [1]}]'
+
+
+@pytest.mark.parametrize(
+    ("start", "steps"),
+    [
+        ('"sequence_id": "0"', ['"sequence_id": "0"', r'"sequence_id": "\u0030"']),
+        ('"sequence_id": " lead"', ['"sequence_id" :  " lead"', r'"sequence_id": "\u0020lead"']),
+        ('"sequence_id": ",x"', ['"sequence_id":",x"']),
+        ('"sequence_id": "two words"', ['"sequence_id": "two words"']),
+        ('"sequence_id": "a}\\"]b"', ['"x": "}", "sequence_id": "a}\\"]b"']),
+        ('"sequence_id": "café"', [r'"sequence_id": "caf\u00e9"', r'"sequence\u005fid": "caf\u00e9"']),
+        ('"sequence_id": "😀"', [r'"sequence_id": "\ud83d\ude00"', r'"s\u0065quence_id": "\uD83D\uDE00"']),
+        ('"sequence_id": "first"', ['"sequence_id": "first", "sequence_id": "second"']),
+        ('"sequence_id": "value"', ['"a": "sequence_id", "b": "\\"sequence_id\\":7", "sequence_id": "value"']),
+        ('"sequence_id": "sequence_id"', ['"sequence_id": "sequence_id"']),
+    ],
+    ids=lambda said: said if isinstance(said, str) else "",
+)
+def test_an_id_is_read_as_a_server_reads_it(two_servers: Fronted, start: str, steps: list[str]) -> None:
+    """However it is written. At the other server a step would be refused."""
+    for total, parameters in enumerate((f"{start}, {START}", *steps, *steps, start), 1):
+        before, behind = (
+            f'{{"parameters": {{{parameters}}}, {INPUTS}}}',
+            f'{{{INPUTS}, "parameters": {{{parameters}}}}}',
+        )
+        assert two_servers.post((before, behind)[total % 2]) == (200, total)
+
+
+def test_a_path_and_an_empty_header_are_read_as_a_server_reads_them(two_servers: Fronted) -> None:
+    body = f'{{"parameters": {{"sequence_id": "paths", {START}}}, {INPUTS}}}'
+    assert two_servers.post(body) == (200, 1)
+    body = body.replace(START, '"x": 1')
+    paths = ("/v2/models/sums/%69nfer", "/v2%2fmodels/sum%73/infer?x=/stats", "/v2/models/sums/versions/1/infe%72")
+    for total, path in enumerate(paths * 2, 2):
+        assert two_servers.post(body, path) == (200, total)
+    for total in range(8, 12):
+        assert two_servers.post(body, x_sequence_id="") == (200, total)
+    # What one server must not answer for all
+    for path in (
+        "/v2/%72epository/index",
+        "/v2/loggin%67",
+        "/v2/models/sums/stat%73",
+        "/v2/system%73haredmemory/status",
+    ):
+        assert two_servers.status(path) == FROM_EVERYONE, path
+    assert two_servers.status("/v2/%zz") == 400
+
+
+def test_an_id_in_protobuf_is_read_as_a_server_reads_it(two_servers: Fronted) -> None:
+    """An entry with its value first, one with another before it, and one after fields that nobody knows."""
+    given = pb.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="INT32", shape=[1, 1])
+    rest = pb.ModelInferRequest(inputs=[given], raw_input_contents=[b"\x01\0\0\0"]).SerializeToString()
+    entry = b"\x22\x14\x0a\x0bsequence_id\x12\x05\x1a\x03abc"
+    ways = [
+        entry,
+        b"\x22\x14\x12\x05\x1a\x03abc\x0a\x0bsequence_id",
+        b"\x22\x14\x0a\x0bsequence_id\x12\x05\x1a\x03xyz" + entry,
+        b"\xa2\x06\x0bsequence_id\xa5\x06\0\0\0\0" + entry,
+        b"\x22\x96\x00\x0a\x8b\x00sequence_id\x12\x85\x00\x1a\x03abc",
+    ]
+    start = pb.ModelInferRequest(model_name="sums")
+    start.parameters["sequence_start"].bool_param = True
+    with grpc.insecure_channel(f"127.0.0.1:{two_servers.addresses.grpc}") as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for total, way in enumerate((b"", *ways, *ways), 1):
+            head = pb.ModelInferRequest(model_name="sums") if way else start
+            answer = pb.ModelInferResponse.FromString(
+                infer(head.SerializeToString() + (way or entry) + rest, timeout=30)
+            )
+            assert answer.raw_output_contents == [total.to_bytes(4, "little")]
+
+
+def test_only_an_inference_that_is_allowed_takes_a_place(
+    fronted: Fronted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sequence that is under way keeps its place; where there is none, the next sequence is refused."""
+    monkeypatch.setattr(configuration, "_PLACES", 8)
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{TOKEN}\n")
+    tokens.chmod(0o600)
+    flags = (f"--auth-token-file={tokens}", "--auth-open-api=health")
+    servers = [fronted.server(number, "sums", flags=flags)[1] for number in (1, 2)]
+    fronted.show(*servers)
+    allowed = {"authorization": f"Bearer {TOKEN}"}
+    assert fronted.step("http", "sums", 1, 1, sequence_start=True, headers=allowed) == 1
+    for id in range(100, 110):
+        for path in ("/v2/health/ready", "/v2/models/sums", "/v2/models/sums/infer", "/"):
+            url = f"http://127.0.0.1:{fronted.addresses.http}{path}"
+            with contextlib.suppress(HTTPError):
+                urllib.request.urlopen(urllib.request.Request(url, headers={"x-sequence-id": str(id), **allowed}))
+        for kind in ("http", "grpc"):
+            with pytest.raises(InferenceServerException, match="wants a token"):
+                fronted.step(kind, "sums", id, 1, sequence_start=True)
+            with pytest.raises(InferenceServerException, match="unknown model"):
+                fronted.step(kind, "nobody", id, 1, sequence_start=True, headers=allowed)
+    # Whatever the protocol, it is the same sequence.
+    assert fronted.step("grpc", "sums", 1, 2, headers=allowed) == 3
+    for id in range(2, 9):
+        assert fronted.step("http", "sums", id, 1, sequence_start=True, headers=allowed) == 1
+    for kind, text in (("http", "more sequences are under way"), ("grpc", "status: 503")):
+        with pytest.raises(InferenceServerException, match=text):
+            fronted.step(kind, "sums", 9, 1, sequence_start=True, headers=allowed)
+    for id in range(2, 9):
+        assert fronted.step("grpc", "sums", id, 1, headers=allowed) == 2
+    assert fronted.step("http", "sums", 1, 3, sequence_end=True, headers=allowed) == 6
+
+
 def test_each_group_has_its_models(fronted: Fronted) -> None:
-    _, one = fronted.server(1, "a", group="one group", named=True)
+    _, one = fronted.server(1, "a", "a b", group="one group", named=True)
     _, two = fronted.server(2, "b", "c", group="rest")
     fronted.show(one, two)
     for kind in ("http", "grpc"):
-        for model in ("a", "b", "c"):
+        for model in ("a", "b", "c", "a b"):
             assert fronted.step(kind, model, 7, 1, sequence_start=True, sequence_end=True) == 1
-    for model in ("a", "b", "c"):
+    for model in ("a", "b", "c", "a b"):
         assert fronted.grpc.is_model_ready(model)
         assert fronted.http.is_model_ready(model)
     assert fronted.status("/v2/models/nobody") == 404
     assert fronted.status("/v2/health/ready") == 200
     # Group two has nobody.
-    fronted.show_groups({"one group": ("a",), "rest": ()}, one)
+    fronted.show_groups({"one group": ("a", "a b"), "rest": ()}, one)
     eventually(lambda: fronted.status("/v2/health/ready") == 503)
     assert fronted.step("http", "a", 8, 1, sequence_start=True) == 1
     body = json.dumps({"inputs": []}).encode()
@@ -205,7 +366,9 @@ def test_haproxy_dies_with_its_front(tmp_path: Path) -> None:
     ports = free_ports(6)
     script = f"""
 import pathlib, time
-from stubserve.fleet.balancer import Addresses, Balancer
+from stubserve.fleet import configuration
+from stubserve.fleet.balancer import Balancer
+from stubserve.fleet.configuration import Addresses
 from stubserve.fleet.directory import Fleet, Front, Member
 balancer = Balancer(pathlib.Path({str(tmp_path)!r}), Addresses("127.0.0.1", *{ports[:5]}))
 server, front = Member("00000002", "all", (), "127.0.0.1", 1, 2, 3), Front("f", "127.0.0.1", {ports[5]})

@@ -34,7 +34,7 @@ class Member:
     grpc_port: int
     metrics_port: int
     leaving: bool = False
-    sequences: bool = False  # whether one of its models has sequences
+    sequences: int = 0  # for how many seconds a sequence of its models may be idle; 0 without sequences
 
     @property
     def number(self) -> int:

@@ -23,7 +23,8 @@ from starlette.responses import Response
 
 from stubserve.fleet import directory as known
 from stubserve.fleet.asking import OF_CONNECTION, ask
-from stubserve.fleet.balancer import Addresses, Balancer
+from stubserve.fleet.balancer import Balancer
+from stubserve.fleet.configuration import Addresses
 from stubserve.fleet.directory import Change, Fleet
 from stubserve.fleet.everyone import MOST_BYTES, Everyone
 from stubserve.fleet.replica import free_ports, node_address
