@@ -58,7 +58,36 @@ def test_a_replica_is_listed_once_it_has_made_all_changes() -> None:
         await directory.announce(later, told.last, True)
         assert await listed(directory) == ["a", "b"]
         # The one that has made it is told of it once, for a directory that comes after this one.
-        assert [change.made_by for change in (await directory.announce(first, 0, True)).changes] == [{"a"}]
+        assert [change.made_by for change in (await directory.announce(first, 0, True)).changes] == [{"a", "b"}]
+
+    asyncio.run(run())
+
+
+def test_a_replica_that_cannot_make_a_change_is_listed_where_no_other_has_made_it() -> None:
+    async def run() -> None:
+        directory = Directory()
+        first = await join(directory, member("a"))
+        await directory.changed(replace(LOAD, made_by=frozenset({"a"})))
+        await directory.announce(first, 1, True)
+        later, failed = member("b"), frozenset({1})
+        # It is told of the change until it has made it.
+        assert [change.number for change in (await directory.announce(later, 1, True, failed)).changes] == [1]
+        assert await listed(directory) == ["a"]
+        await directory.announce(later, 1, True)
+        assert await listed(directory) == ["a", "b"]
+        # A listed one stays, and others know from it that the change can be made.
+        leaves = replace(later, leaving=True)
+        await directory.announce(replace(first, leaving=True), 1, True, failed)
+        third = member("c")
+        await directory.announce(third, 1, True, failed)
+        assert await listed(directory) == ["a", "b"]
+        await directory.announce(leaves, 1, True)
+        await directory.announce(third, 1, True, failed)
+        assert await listed(directory) == ["a", "b", "c"]
+        # Settings keep nobody out.
+        await directory.changed(Change(0, "", "/v2/logging", "/v2/logging", b"{}", frozenset({"c"})))
+        await directory.announce(member("d"), 2, True, frozenset({2}))
+        assert await listed(directory) == ["a", "b", "c", "d"]
 
     asyncio.run(run())
 

@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
+import socket
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import tritonclient.grpc.service_pb2 as pb
+import uvicorn
 
+from stubserve.api.access import OWNER
+from stubserve.fleet import asking
+from stubserve.fleet import everyone as everyone_module
 from stubserve.fleet.asking import GRPC_SERVICE
 from stubserve.fleet.directory import Change, Fleet, Member
 from stubserve.fleet.everyone import Everyone
 from tests.real_server import Serving, io_config, write_model
 
 TOKEN = "e3a7c1d85b9f4c20a6d1"
+OWN = "9b4d0f27c8e1a65390b7"
 ONE = {"inputs": [{"name": "INPUT0", "datatype": "INT32", "shape": [1, 1], "data": [7]}]}
 
 
@@ -29,11 +36,14 @@ class Servers:
     def __init__(self, folder: Path, stack: contextlib.ExitStack, *flags: str) -> None:
         self.folders = [folder / "0", folder / "1"]
         self.servers: list[Member] = []
+        self.processes: list[Serving] = []
         for path in self.folders:
             path.mkdir()
             self.add("echo", path)
-            server = stack.enter_context(Serving(path, "--model-control-mode=explicit", "--load-model=*", *flags))
+            words = ("--model-control-mode=explicit", "--load-model=*", *flags)
+            server = stack.enter_context(Serving(path, *words, environment={OWNER: f"Bearer {OWN}"}))
             server.wait_until_ready()
+            self.processes.append(server)
             ports = server.port, server.grpc_port, server.metrics_port
             self.servers.append(Member(f"0000000{2 + 2 * len(self.servers)}", "all", (), "127.0.0.1", *ports))
         self.recorded: list[Change] = []
@@ -127,6 +137,92 @@ def test_what_is_not_for_a_fleet(servers: Servers) -> None:
     assert (reply.status, reply.body) == (400, b"Unable to parse request")
 
 
+@contextlib.asynccontextmanager
+async def http_port(everyone: Everyone) -> AsyncIterator[int]:
+    """The port at which `everyone` answers HTTP."""
+    server = uvicorn.Server(uvicorn.Config(everyone.app(), "127.0.0.1", 0, log_level="warning", lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task(server.serve([listener]))
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await serving
+
+
+def test_a_path_is_read_as_a_server_reads_it(servers: Servers) -> None:
+    for folder in servers.folders:
+        servers.add("a b", folder)
+    assert servers.http("POST", "/v2/%72epository/models/a%20b/loa%64")[0] == 200
+    (change,) = servers.recorded
+    assert (change.what, change.path) == ("model a b", "/v2/repository/models/a%20b/load")
+    assert [entry["name"] for entry in servers.http("GET", "/v2/models/a%20b/stat%73")[1]["model_stats"]] == ["a b"]
+    assert servers.http("GET", "/v2/system%73haredmemory/status")[0] == 400
+    # Of two names in a message the last one counts.
+    message = pb.RepositoryModelLoadRequest(model_name="nowhere").SerializeToString()
+    message += pb.RepositoryModelLoadRequest(model_name="echo").SerializeToString()
+    assert asyncio.run(servers.everyone.call("RepositoryModelLoad", message)).status == 200
+    assert servers.recorded[-1].what == "model echo"
+
+
+def test_a_server_that_is_stopped_holds_up_nobody(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_QUESTION_S", "_METRICS_S"):
+        monkeypatch.setattr(everyone_module, name, 1.0)
+    ask, stopped = servers.everyone.ask, servers.processes[1].process
+
+    async def run() -> None:
+        reads = await asyncio.gather(*(ask("POST", "/v2/repository/index", b"{}") for _ in range(300)))
+        assert {reply.status for reply in reads} == {503}
+        assert "1 of 2 replicas failed: replica 2" in reads[0].text
+        assert 'replica="1"' in (await ask("GET", "/metrics", b"")).text
+        # A load goes on until the server that does not make it has left.
+        load = asyncio.create_task(ask("POST", "/v2/repository/models/echo/load", b""))
+        await asyncio.wait({load}, timeout=1.0)
+        assert not load.done()
+        gone = servers.servers.pop()
+        assert (await load).status == 200
+        assert gone.id not in servers.recorded[-1].made_by
+
+    stopped.send_signal(signal.SIGSTOP)
+    try:
+        asyncio.run(asyncio.wait_for(run(), 60))
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "text"),
+    [
+        (b'HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{"a":1}', 502, "something else"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n[[[[", 502, "something else"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n\xff\xfe", 503, "closed"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n400\r\n" + 1024 * b"x", 503, "more than 1000 bytes"),
+        (b"HTTP/1.1 999 No\r\nContent-Length: 0\r\n\r\n", 503, "status 999"),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", 200, ""),
+        (b"SSH-2.0\r\n\r\n", 503, "no answer"),
+        (b"", 503, "closed"),
+    ],
+)
+def test_a_server_that_lies(said: bytes, status: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "_MOST_BYTES", 1000)
+
+    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(said)
+        writer.close()
+
+    async def run() -> None:
+        async with await asyncio.start_server(lie, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            liar = Member("00000002", "all", (), "127.0.0.1", port, port, port)
+            everyone = Everyone(lambda: Fleet(1, [liar], [], {"all": ()}), None)  # type: ignore[arg-type]
+            reply = await everyone.ask("POST", "/v2/repository/index", b"{}")
+            assert (reply.status, text in reply.text) == (status, True), reply
+            assert (await everyone.ask("GET", "/metrics", b"")).status == 200
+
+    asyncio.run(run())
+
+
 def test_who_asks_is_passed_on(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{TOKEN}\n")
@@ -138,10 +234,55 @@ def test_who_asks_is_passed_on(tmp_path: Path) -> None:
         assert servers.recorded == []
         headers = {"authorization": f"Bearer {TOKEN}"}
         assert asyncio.run(ask("POST", "/v2/repository/models/echo/load?x=1", b"", headers)).status == 200
-        assert servers.recorded[-1].headers == headers
+        assert TOKEN not in repr(servers.recorded)
         message = pb.RepositoryModelLoadRequest(model_name="echo").SerializeToString()
         assert asyncio.run(servers.everyone.call("RepositoryModelLoad", message)).status == 401
         assert asyncio.run(servers.everyone.call("RepositoryModelLoad", message, headers)).status == 200
+        # Who has started a server has all rights there.
+        headers = {"authorization": f"Bearer {OWN}"}
+        assert servers.processes[0].request("POST", "/v2/repository/index", headers=headers).status == 200
+        assert servers.processes[0].metrics(headers=headers).status == 200
+        assert asyncio.run(servers.everyone.call("RepositoryModelLoad", message, headers)).status == 200
+        assert servers.processes[0].metrics(headers={"authorization": "Bearer "}).status == 401
+
+
+def test_who_may_not_ask_is_told_before_the_body_comes(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{TOKEN}\n")
+    tokens.chmod(0o600)
+    head = "POST /v2/repository/models/echo/load HTTP/1.1\r\nHost: a\r\nContent-Length: 100000000\r\n"
+
+    async def status(port: int, line: str = "") -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"{head}{line}\r\n".encode())
+        if line:
+            await writer.drain()
+            for _ in range(100):
+                writer.write(bytes(1_000_000))
+                await writer.drain()
+        answer = await reader.readuntil(b"\r\n")
+        writer.close()
+        return answer.split()[1]
+
+    async def run(servers: Servers) -> None:
+        async with http_port(servers.everyone) as port:
+            assert await status(port) == b"401"
+            # It is read where its sender may load, and refused as no JSON.
+            assert await status(port, f"Authorization: Bearer {TOKEN}\r\n") == b"500"
+        server = servers.everyone.grpc_server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                call = channel.stream_unary(f"{GRPC_SERVICE}RepositoryModelLoad")()
+                with pytest.raises(grpc.aio.AioRpcError, match="wants a token"):
+                    await call
+        finally:
+            await server.stop(None)
+
+    with contextlib.ExitStack() as stack:
+        flags = (f"--auth-token-file={tokens}", "--auth-open-api=health", "--http-max-input-size=200000000")
+        asyncio.run(asyncio.wait_for(run(Servers(tmp_path, stack, *flags)), 60))
 
 
 def test_nobody_is_there(servers: Servers) -> None:
@@ -152,7 +293,7 @@ def test_nobody_is_there(servers: Servers) -> None:
 
 def test_grpc_calls_of_any_method(servers: Servers) -> None:
     async def run() -> None:
-        server = grpc.aio.server(handlers=[servers.everyone.grpc_handler()])
+        server = servers.everyone.grpc_server()
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:

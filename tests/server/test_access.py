@@ -16,12 +16,24 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
-from ..real_server import PATIENCE_S, Answer, Serving, binary_output, binary_request, eventually, write_model
+from stubserve.api.access import OWNER
+
+from ..real_server import PATIENCE_S, Answer, Serving, binary_output, binary_request, eventually, io_config, write_model
 
 IDENTITY_CONFIG = """
     backend: "identity"
     input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
     output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+"""
+SEES_OWNER = """
+    import os
+    import numpy as np
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            seen = np.array(["STUBSERVE_OWNER" in os.environ], np.float32)
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", seen)]) for _ in requests]
 """
 TEXT_CONFIG = """
     backend: "python"
@@ -185,6 +197,25 @@ def test_what_is_not_restricted_is_open(repository: Path) -> None:
         assert serving.request("GET", "/v2/logging", headers={"c": "d"}).error.endswith("expecting header 'a'")
         assert serving.request("POST", "/v2/repository/index", headers={"a": "b"}).error.endswith("header 'c'")
         assert serving.request("POST", "/v2/repository/index", headers={"c": "d"}).status == 200
+
+
+def test_who_has_started_the_server_has_all_rights(tmp_path: Path) -> None:
+    """With the secret of the server's environment, which no model sees."""
+    write_model(tmp_path, "sees", SEES_OWNER, io_config())
+    flags = (f"--http-restricted-api={ALL}:X-Key=sesame", f"--grpc-restricted-protocol={ALL}:key=sesame")
+    with Serving(tmp_path, *flags, environment={OWNER: f"Bearer {ADMIN}"}) as serving:
+        assert serving.get("/v2").status == 403
+        for _, method, path, status in ROUTES:
+            path = path.replace("echo", "sees")
+            assert serving.request(method, path, headers=bearer(GUEST)).status == 403
+            assert serving.request(method, path, headers=bearer(ADMIN)).status == status
+        rpc = "/inference.GRPCInferenceService/RepositoryIndex"
+        assert rpc_code(serving, rpc, GUEST) is grpc.StatusCode.UNAVAILABLE
+        assert rpc_code(serving, rpc, ADMIN) is grpc.StatusCode.OK
+        path, body, fields = binary_request("sees", np.zeros(1, np.float32))
+        assert serving.request("POST", path, body, fields).status == 403
+        answer = serving.request("POST", path, body, {**fields, **bearer(ADMIN)})
+        assert binary_output(answer).tolist() == [0]
 
 
 # Tokens

@@ -4,6 +4,9 @@ Tokens are those of `--auth-token-file`. A header that some kinds require is set
 `--grpc-restricted-protocol`). The kinds are Triton's (health, metadata, inference and so on), and `metrics` for the
 metrics port. Rights are checked first: a client without them is not told whether the request is otherwise right.
 
+A program that starts the server for itself may put a secret into the server's environment (OWNER). A request that sends
+it as its header Authorization has all rights, so that such a program needs none of its clients' tokens.
+
 A request's credentials decide: all of its headers that some rule needs. Requests with the same credentials have the
 same rights, so credentials that were granted a kind of API are remembered, until the tokens change.
 """
@@ -32,6 +35,8 @@ RESTRICTED_KINDS = (
 KINDS = frozenset((*RESTRICTED_KINDS, "metrics"))
 
 AUTHORIZATION = "authorization"
+# The variable with the secret of who has started the server. It is removed, so that no model finds it.
+OWNER = "STUBSERVE_OWNER"
 
 # A client with a token can spell its header in many ways, so only so many credentials are remembered, and short ones.
 _KNOWN = 1024
@@ -45,7 +50,7 @@ class Access:
     """The rules of one protocol: `restricted` has, per kind, the header and the value that it requires.
 
     `open_kinds` need no token. `restriction` is the error for a client without the header, with a place for its name.
-    `credentials` are the names of all headers that decide, in lower case.
+    `credentials` are the names of all headers that decide, in lower case. `owner` is the secret of who has all rights.
     """
 
     def __init__(
@@ -54,7 +59,9 @@ class Access:
         tokens: Tokens | None,
         open_kinds: Collection[str],
         restriction: str,
+        owner: bytes = b"",
     ) -> None:
+        self._owner = owner
         self._restricted = {
             kind: (name.lower(), value.encode("utf-8", "surrogateescape"), restriction % name)
             for kind, (name, value) in restricted.items()
@@ -62,7 +69,7 @@ class Access:
         self._tokens = tokens
         self._open_kinds = open_kinds
         names = [name for name, _, _ in self._restricted.values()]
-        self.credentials = frozenset(names if tokens is None else [*names, AUTHORIZATION])
+        self.credentials = frozenset(names if tokens is None and not owner else [*names, AUTHORIZATION])
         # By kind: the credentials that the tokens of this epoch granted it
         self._granted: dict[str, set[Hashable]] = {}
         self._epoch = 0
@@ -99,7 +106,9 @@ class Access:
 
     def refusal(self, kind: str, values: Values) -> ServeError | None:
         """Why a request with these headers may not use an API of this kind."""
-        tokens = self._tokens
+        owner, tokens = self._owner, self._tokens
+        if owner and any(hmac.compare_digest(owner, one) for one in values(AUTHORIZATION)):
+            return None
         if tokens is not None and kind not in self._open_kinds:
             tokens.look()
             sent = values(AUTHORIZATION)

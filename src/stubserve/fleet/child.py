@@ -19,17 +19,17 @@ _CODE = (
 )
 
 
-def start(command: Sequence[str], last: signal.Signals) -> subprocess.Popen[bytes]:
-    """Starts a command, whose first word is a path. It gets the signal `last` when this process ends.
+def start(command: Sequence[str], last: signal.Signals, **variables: str) -> subprocess.Popen[bytes]:
+    """Starts a command, whose first word is a path, with more `variables` in its environment.
 
-    Its output goes where that of this process goes.
+    It gets the signal `last` when this process ends. Its output goes where that of this process goes.
     """
     words = [sys.executable, "-c", _CODE, str(int(last)), str(os.getpid()), *command]
     started = threading.Event()
     found: list[subprocess.Popen[bytes]] = []
 
     def run() -> None:
-        found.append(subprocess.Popen(words, stdin=subprocess.DEVNULL))
+        found.append(subprocess.Popen(words, stdin=subprocess.DEVNULL, env={**os.environ, **variables}))
         started.set()
         found[0].wait()
 

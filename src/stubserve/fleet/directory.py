@@ -4,8 +4,10 @@ Each replica announces itself once a second. One that has been silent for 5 s is
 replicas is known for two minutes, in which its requests are refused, and then no more.
 
 A change is a load or an unload by request. A replica is listed only once it has made all changes, so a replica that
-starts later has the same models as the others. The directory keeps nothing on a disk. When it dies, Ray starts it
-anew, and it learns replicas and changes from the next announcements.
+starts later has the same models as the others. One that has tried a change in vain tries it again and again. It is
+listed where no other listed replica has made the change, so that a change which nobody can make any more does not
+empty a group. The directory keeps nothing on a disk. When it dies, Ray starts it anew, and it learns replicas and
+changes from the next announcements.
 """
 
 from __future__ import annotations
@@ -84,7 +86,11 @@ class Change:
     path: str
     body: bytes
     made_by: frozenset[str] = field(default_factory=frozenset)
-    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def of_model(self) -> bool:
+        """Whether it is a load or an unload."""
+        return self.what.startswith("model ")
 
 
 @dataclass(frozen=True)
@@ -109,18 +115,24 @@ class Directory:
         self._version = 0
         self._news = asyncio.Condition()
 
-    async def announce(self, member: Member, known: int, listed: bool) -> Told:
-        """A replica is there. `known` is the last change that it knows of; `listed`: it has made all of these.
+    async def announce(self, member: Member, known: int, listed: bool, failed: frozenset[int] = frozenset()) -> Told:
+        """A replica is there. `known` is the last change that it knows of; `listed`: it has tried all of these.
 
-        The answer has the later changes; where `last` is less than `known`, the directory is new and wants `restore`.
+        Those that it has `failed` to make have these numbers. The answer has the later changes, and those that failed;
+        where `last` is less than `known`, the directory is new and wants `restore`.
         """
-        later = [
-            change for change in self._changes.values() if change.number > known and change.group in ("", member.group)
-        ]
+        mine = [change for change in self._changes.values() if change.group in ("", member.group)]
+        for change in mine:
+            if change.number <= known and change.number not in failed and member.id not in change.made_by:
+                self._changes[change.what] = replace(change, made_by=change.made_by | {member.id})
+        later = [change for change in mine if change.number > known]
+        again = [change for change in mine if change.number in failed]
         self._heard[member.id] = self._group_heard[member.group] = monotonic()
-        if listed and not later:
+        others = {one.id for one in self._members.values() if not one.leaving} - {member.id}
+        lacks = any(change.made_by & others for change in again if change.of_model)
+        if member.id in self._members or (listed and not later and not lacks):
             await self._list(member)
-        return Told(self._last, sorted(later, key=lambda change: change.number))
+        return Told(self._last, sorted(later + again, key=lambda change: change.number))
 
     async def restore(self, last: int, changes: list[Change]) -> None:
         """What a replica knows of changes, for a directory that is new."""

@@ -9,6 +9,9 @@ One request is sent to all replicas at once, and its answer says what all of the
 - Over gRPC the messages of all replicas are put one behind the other. By protobuf's rules that is one message in which
   the lists are joined: statistics and index have entries of each replica.
 
+Servers decide who may ask. What is large is read only after the first of them that answers would take it. A question
+waits some seconds for each replica, a change for as long as a load may take; neither waits for a replica that has left.
+
 Clients' shared memory is refused: it lies on one machine, and the replicas on several.
 """
 
@@ -19,7 +22,7 @@ import json
 import re
 from collections.abc import Callable, Coroutine
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import grpc
 from starlette.applications import Starlette
@@ -27,26 +30,33 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stubserve.fleet.asking import CODES, GRPC_SERVICE, OF_CONNECTION, Headers, Reply, ask, ask_for
+from stubserve.fleet.asking import CODES, GRPC_SERVICE, OF_CONNECTION, REFUSALS, Headers, Reply, ask, ask_for, may_ask
 from stubserve.fleet.directory import Change, Fleet, Member
 from stubserve.grpc.wire import LENGTH, Malformed, fields
 
-# A load may bring the files of a model.
+# A load may bring the files of a model; nothing else is large.
 MOST_BYTES = 256 << 20
+_MOST_OF_OTHERS = 1 << 20
 _OF_THIS_REQUEST = OF_CONNECTION | {
     *("accept-encoding", "expect", "user-agent", "grpc-accept-encoding", "grpc-timeout", "te", "content-type"),
 }
-# Of a load: longer than any model takes
-_TIMEOUT_S = 3600.0
-_LOAD = re.compile(r"/v2/repository/models/(?P<model>[^/]+)/(?:load|unload)$")
+# For a load longer than any model takes; for metrics less than Prometheus waits
+_LOAD_S, _QUESTION_S, _METRICS_S = 3600.0, 10.0, 5.0
+_LOOK_S = 0.5
+# Paths as a server reads them, decoded once
+_LOAD = re.compile(r"/v2/repository/(?:[^/]+/)?models/(?P<model>[^/]+)/(?:load|unload)")
 _OF_MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)/")
+_SAFE = "/:@!$&'()*+,;=~"
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (.*)$")
 _NO_SHARED_MEMORY = "clients' shared memory is not for a fleet of machines; ask a server on the client's own machine"
 # Methods of gRPC that change something, by the field of the message that names the model, if there is one
 _CHANGES = {"RepositoryModelLoad": 2, "RepositoryModelUnload": 2, "TraceSetting": 2, "LogSettings": 0}
 _NAMES = {**_CHANGES, "ModelStatistics": 1}
+# Instead of a method: what needs the same right and changes nothing
+_HARMLESS = {"RepositoryModelLoad": "RepositoryIndex", "RepositoryModelUnload": "RepositoryIndex"}
 
 Record = Callable[[Change], Coroutine[Any, Any, None]]
+AskOne = Callable[[Member], Coroutine[Any, Any, Reply]]
 
 
 class Everyone:
@@ -60,15 +70,22 @@ class Everyone:
         """For HTTP."""
 
         async def answer(request: Request) -> Response:
-            body = b""
-            async for piece in request.stream():
-                body += piece
-                if len(body) > MOST_BYTES:
-                    text = f"a request to all replicas may have {MOST_BYTES >> 20} MiB"
-                    return Response(json.dumps({"error": text}), 413, media_type="application/json")
             path = request.scope["raw_path"].decode() + f"?{request.url.query}" * bool(request.url.query)
             headers = {name: value for name, value in request.headers.items() if name not in _OF_THIS_REQUEST}
-            reply = await self.ask(request.method, path, body, headers)
+            loads = request.method == "POST" and _LOAD.fullmatch(request.url.path)
+            most = MOST_BYTES if loads else _MOST_OF_OTHERS
+            reply = await self._refusal_of_load(loads["model"], path, headers) if loads else None
+            pieces: list[bytes] = []
+            if reply is None:
+                size = 0
+                async for piece in request.stream():
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > most:
+                        reply = Reply(413, f"such a request to all replicas may have {most} bytes".encode())
+                        break
+            if reply is None:
+                reply = await self.ask(request.method, path, b"".join(pieces), headers)
             if request.url.path == "/metrics":
                 return Response(reply.body, media_type="text/plain; charset=utf-8")
             said = reply.body if reply.status == 200 else json.dumps({"error": _error_text(reply)}).encode()
@@ -76,31 +93,41 @@ class Everyone:
 
         return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
 
-    def grpc_handler(self) -> grpc.GenericRpcHandler:
+    def grpc_server(self) -> grpc.aio.Server:
         """For gRPC."""
-        return _Handler(self)
+        handler = _Handler(self)
+        sizes = [("grpc.max_receive_message_length", MOST_BYTES), ("grpc.max_send_message_length", -1)]
+        return grpc.aio.server(handlers=[handler], interceptors=[handler], options=sizes)
 
-    async def ask(self, method: str, path: str, body: bytes, headers: Headers | None = None) -> Reply:
-        """One request of HTTP. `path` may have a query."""
+    async def ask(self, method: str, target: str, body: bytes, headers: Headers | None = None) -> Reply:
+        """One request of HTTP. `target` is a path, which may have a query."""
         headers = headers or {}
-        target, path = path, path.partition("?")[0]
+        path, mark, query = target.partition("?")
+        path = unquote(path)
         if path == "/metrics":
             return Reply(200, (await self._metrics(headers)).encode())
-        if "sharedmemory" in path:
+        if path.startswith(("/v2/systemsharedmemory", "/v2/cudasharedmemory")):
             return Reply(400, _NO_SHARED_MEMORY.encode())
-        loads = _LOAD.match(path)
+        loads = _LOAD.fullmatch(path)
         found = loads or _OF_MODEL.match(path)
-        model = unquote(found["model"]) if found else ""
-        replies = await self._each(model, target, body, method, headers)
+        model = found["model"] if found else ""
+        target = quote(path, safe=_SAFE) + mark + query
+        timeout_s = _LOAD_S if loads else _QUESTION_S
+        replies = await self._each(
+            model, lambda one: ask_for(one, target, body, timeout_s, method, headers), loads is not None
+        )
         if method == "POST" and not path.endswith("/index"):
-            await self._keep(model, f"model {model}" if loads else path, target, body, replies, headers)
+            await self._keep(model, f"model {model}" if loads else path, target, body, replies)
         failed = _failed(replies)
         if failed.status != 200:
             return failed
         join = _index if path.endswith("/index") else _statistics if path.endswith("/stats") else None
         if join is None:
             return replies[0][1]
-        return Reply(200, json.dumps(join([json.loads(reply.body) for _, reply in replies])).encode())
+        try:
+            return Reply(200, json.dumps(join([json.loads(reply.body) for _, reply in replies])).encode())
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return Reply(502, b"a replica has answered with something else than it was asked for")
 
     async def call(self, method: str, message: bytes, headers: Headers | None = None) -> Reply:
         """One call of gRPC, by the name of its method."""
@@ -109,42 +136,81 @@ class Everyone:
             return Reply(400, _NO_SHARED_MEMORY.encode())
         try:
             model = _text(message, _NAMES.get(method, 0))
+            # Settings are field 1; without them these methods only ask.
+            sets = any(tag == 1 << 3 | LENGTH for tag, *_ in fields(message))
         except Malformed as error:
             return Reply(400, error.text.encode())
-        replies = await self._each(model, GRPC_SERVICE + method, message, "POST", headers)
-        # Settings are field 1; without them these methods only ask.
-        sets = any(tag == 1 << 3 | LENGTH for tag, *_ in fields(message))
-        if method in _CHANGES and (sets or method.startswith("Repository")):
+        loads = "RepositoryModel" in method
+        if not loads and len(message) > _MOST_OF_OTHERS:
+            return Reply(400, f"such a call of all replicas may have {_MOST_OF_OTHERS} bytes".encode())
+        path, timeout_s = GRPC_SERVICE + method, _LOAD_S if loads else _QUESTION_S
+        replies = await self._each(model, lambda one: ask_for(one, path, message, timeout_s, headers=headers), loads)
+        if method in _CHANGES and (sets or loads):
             what = f"model {model}" if "Model" in method else f"{method} {model}"
-            await self._keep(model, what, GRPC_SERVICE + method, message, replies, headers)
+            await self._keep(model, what, path, message, replies)
         failed = _failed(replies)
         return Reply(200, b"".join(reply.body for _, reply in replies)) if failed.status == 200 else failed
 
-    async def _each(
-        self, model: str, path: str, body: bytes, method: str, headers: Headers
-    ) -> list[tuple[Member, Reply]]:
-        members = self._fleet().of_model(model)
-        asked = (ask_for(member, path, body, _TIMEOUT_S, method, headers) for member in members)
-        replies = await asyncio.gather(*asked)
-        return list(zip(members, replies, strict=True))
+    async def _refusal_of_load(self, model: str, path: str, headers: Headers) -> Reply | None:
+        """Why a load over HTTP need not be read; None if it is to be read."""
+        reply = await self._first(model, lambda one: may_ask(one, path, headers))
+        return None if reply.status == 100 else reply
 
-    async def _keep(
-        self, model: str, what: str, path: str, body: bytes, replies: list[tuple[Member, Reply]], headers: Headers
-    ) -> None:
+    async def refusal_of_call(self, method: str, headers: Headers) -> Reply | None:
+        """Why a call with these metadata need not be read; None if it is to be read."""
+        if "SharedMemory" in method:
+            return Reply(400, _NO_SHARED_MEMORY.encode())
+        path = GRPC_SERVICE + _HARMLESS.get(method, method)
+        reply = await self._first("", lambda one: ask_for(one, path, b"", _QUESTION_S, headers=headers))
+        return reply if reply.status in (*REFUSALS, 503) else None
+
+    async def _first(self, model: str, ask_one: AskOne) -> Reply:
+        """The first answer of a replica, whichever it is; 503 if none comes."""
+        asked = [asyncio.ensure_future(ask_one(member)) for member in self._fleet().of_model(model)]
+        try:
+            for one in asyncio.as_completed(asked):
+                reply = await one
+                if reply.status != 503:
+                    return reply
+        finally:
+            for task in asked:
+                task.cancel()
+        return Reply(503, b"no replica answers")
+
+    async def _each(self, model: str, ask_one: AskOne, loads: bool) -> list[tuple[Member, Reply]]:
+        """What each replica answers. What leaves before it has answered is not among them.
+
+        But for a load, a replica's refusal is the answer of all.
+        """
+        asked = {member: asyncio.ensure_future(ask_one(member)) for member in self._fleet().of_model(model)}
+        waiting = set(asked.values())
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                if not loads and any(task.result().status in REFUSALS for task in done):
+                    return [(one, task.result()) for one, task in asked.items() if task in done]
+                there = {member.id for member in self._fleet().members}
+                waiting -= {task for one, task in asked.items() if one.id not in there}
+            return [(member, task.result()) for member, task in asked.items() if task.done()]
+        finally:
+            for task in asked.values():
+                task.cancel()
+
+    async def _keep(self, model: str, what: str, path: str, body: bytes, replies: list[tuple[Member, Reply]]) -> None:
         made_by = frozenset(member.id for member, reply in replies if reply.status == 200)
         if made_by:
             group = self._fleet().group_of(model) if model else ""
-            await self._record(Change(0, group, what, path, body, made_by, headers))
+            await self._record(Change(0, group, what, path, body, made_by))
 
     async def _metrics(self, headers: Headers) -> str:
-        members = self._fleet().members
-        asked = (ask(one.host, one.metrics_port, "GET", "/metrics", None, headers) for one in members)
-        replies = await asyncio.gather(*asked)
+        replies = await self._each(
+            "", lambda one: ask(one.host, one.metrics_port, "GET", "/metrics", None, headers, _METRICS_S), True
+        )
         families: dict[str, list[str]] = {}
         family = ""
-        for member, reply in zip(members, replies, strict=True):
-            for line in reply.body.decode().splitlines() if reply.status == 200 else ():
-                if line.startswith("#"):
+        for member, reply in replies:
+            for line in reply.text.splitlines() if reply.status == 200 else ():
+                if line.startswith(("# HELP ", "# TYPE ")):
                     family = line.split()[2]
                     if line not in families.setdefault(family, []):
                         families[family].append(line)
@@ -155,8 +221,8 @@ class Everyone:
         return "".join(f"{line}\n" for lines in families.values() for line in lines)
 
 
-class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """Any unary method, with messages as they are on the wire."""
+class _Handler(grpc.GenericRpcHandler, grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Any unary method, with messages as they are on the wire; and, before a message is read, who may call it."""
 
     def __init__(self, everyone: Everyone) -> None:
         self._everyone = everyone
@@ -165,14 +231,32 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         method = details.method.rpartition("/")[2]
 
         async def answer(message: bytes, context: Any) -> bytes:
-            given = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-            headers = {key: value for key, value in given.items() if key not in _OF_THIS_REQUEST}
-            reply = await self._everyone.call(method, message, headers)
+            reply = await self._everyone.call(method, message, _headers(context.invocation_metadata()))
             if reply.status != 200:
-                await context.abort(CODES.get(reply.status, grpc.StatusCode.INTERNAL), reply.body.decode())
+                await context.abort(_code(reply), reply.text)
             return reply.body
 
         return grpc.unary_unary_rpc_method_handler(answer)
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        method = details.method.rpartition("/")[2]
+        refusal = await self._everyone.refusal_of_call(method, _headers(details.invocation_metadata))
+        if refusal is None:
+            return await continuation(details)
+
+        async def refuse(messages: Any, context: Any) -> None:
+            await context.abort(_code(refusal), refusal.text)
+
+        return grpc.stream_unary_rpc_method_handler(refuse)
+
+
+def _headers(metadata: Any) -> Headers:
+    given = {key: value for key, value in metadata or () if isinstance(value, str)}
+    return {key: value for key, value in given.items() if key not in _OF_THIS_REQUEST}
+
+
+def _code(reply: Reply) -> grpc.StatusCode:
+    return CODES.get(reply.status, grpc.StatusCode.INTERNAL)
 
 
 def _failed(replies: list[tuple[Member, Reply]]) -> Reply:
@@ -195,7 +279,7 @@ def _error_text(reply: Reply) -> str:
     try:
         return str(json.loads(reply.body)["error"])
     except (ValueError, KeyError, TypeError):
-        return reply.body.decode(errors="replace")
+        return reply.text
 
 
 def _index(indexes: list[Any]) -> Any:
@@ -240,8 +324,9 @@ def _added(one: Any, other: Any, key: str) -> Any:
 
 
 def _text(message: bytes, wanted: int) -> str:
-    """A field of a message as text; "" if it is not there. Raises Malformed."""
+    """A field of a message as text, the last one as protobuf has it; "" if it is not there. Raises Malformed."""
+    found = b""
     for tag, _, content, end in fields(message):
         if tag == wanted << 3 | LENGTH:
-            return message[content:end].decode(errors="replace")
-    return ""
+            found = message[content:end]
+    return found.decode(errors="replace")

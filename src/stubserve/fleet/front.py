@@ -16,7 +16,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import grpc
 import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,13 +25,12 @@ from stubserve.fleet.asking import OF_CONNECTION, ask
 from stubserve.fleet.balancer import Balancer
 from stubserve.fleet.configuration import Addresses
 from stubserve.fleet.directory import Change, Fleet
-from stubserve.fleet.everyone import MOST_BYTES, Everyone
+from stubserve.fleet.everyone import Everyone
 from stubserve.fleet.replica import free_ports, node_address
 
 log = logging.getLogger("ray.serve")
 
 _AGAIN_S = 0.5
-_SIZES = [("grpc.max_receive_message_length", MOST_BYTES), ("grpc.max_send_message_length", -1)]
 
 
 class Front:
@@ -50,7 +48,7 @@ class Front:
         everyone = Everyone(lambda: self._shown, self._record)
         config = uvicorn.Config(everyone.app(), "127.0.0.1", own_http_port, log_level="warning", lifespan="off")
         self._http = _Uvicorn(config)
-        self._grpc = grpc.aio.server(handlers=[everyone.grpc_handler()], options=_SIZES)
+        self._grpc = everyone.grpc_server()
         self._grpc.add_insecure_port(f"127.0.0.1:{own_grpc_port}")
         await self._grpc.start()
         self._folder = Path(tempfile.mkdtemp(prefix="stubserve-front-"))

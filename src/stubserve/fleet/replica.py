@@ -14,8 +14,10 @@ import contextlib
 import json
 import logging
 import re
+import secrets
 import signal
 import socket
+import subprocess
 import sys
 import time
 import uuid
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from stubserve.api.access import AUTHORIZATION, OWNER
 from stubserve.fleet import child
 from stubserve.fleet.asking import Reply, ask, ask_for
 from stubserve.fleet.demand import Demand
@@ -38,6 +41,11 @@ _ANNOUNCE_S = 1.0
 # Seconds in which fronts learn that a replica leaves
 _LEARN_S = 2.0
 _START_S = 600.0
+# Until a change that has failed is tried again
+_AGAIN_S = 30.0
+# For a server to end, with --exit-timeout-secs
+_END_S = 35.0
+_IDLE = "max_sequence_idle_microseconds"
 _FAILED = re.compile(r"^stubserve_instance_failed\{(.*)\} 1$", re.MULTILINE)
 
 
@@ -57,6 +65,9 @@ class Replica:
         self._member = Member(uuid.uuid4().hex, name, models, host, http_port, grpc_port, metrics_port)
         self._known = -1  # the last change that this replica knows of
         self._log: dict[str, Change] = {}
+        self._again: dict[int, float] = {}  # changes that have failed, and when they are tried again
+        # All rights at the server: clients' tokens are not kept, and may be withdrawn.
+        self._rights = {AUTHORIZATION: f"Bearer {secrets.token_hex(32)}"}
         self._making: asyncio.Task[None] | None = None
         self._demand = Demand()
         words = [
@@ -70,17 +81,23 @@ class Replica:
             "--exit-delay-secs=1",
             *group.words,
         ]
-        self._process = child.start([sys.executable, "-m", "stubserve", *words], signal.SIGTERM)
+        command = [sys.executable, "-m", "stubserve", *words]
+        self._process = child.start(command, signal.SIGTERM, **{OWNER: self._rights[AUTHORIZATION]})
         await self._until_ready()
         if group.calls:
             await self._load()
-        sequences = await self._any_sequences()
-        self._member = replace(self._member, sequences=sequences)
+        self._member = replace(self._member, sequences=await self._longest_idle())
         self._announcing = asyncio.get_running_loop().create_task(self._announce_forever())
 
     async def check_health(self) -> None:
-        """Raises RuntimeError if the server has ended, or an instance cannot recover; Ray then replaces the replica."""
+        """Raises RuntimeError if the server has ended or is silent, or an instance cannot recover.
+
+        Ray then replaces the replica.
+        """
         self._raise_if_ended()
+        alive = await self._ask("GET", "/v2/health/live")
+        if alive.status != 200:
+            raise RuntimeError(f"`stubserve serve` runs, and does not say that it lives: {alive.text}")
         if failed := _FAILED.findall(await self._metrics()):
             raise RuntimeError(
                 f"an instance has died too often and is not started again: {failed[0]}; its log says why"
@@ -125,24 +142,26 @@ class Replica:
         for model, config in [*loads, *((model, None) for model in self._group.models)]:
             body = json.dumps({"parameters": {"config": json.dumps(config)}} if config else {}).encode()
             path = f"/v2/repository/models/{quote(model, safe='')}/load"
-            reply = await ask_for(self._member, path, body, _START_S)
+            reply = await ask_for(self._member, path, body, _START_S, headers=self._rights)
             if reply.status != 200:
                 self._end()
-                raise RuntimeError(f"model '{model}' is not loaded: {reply.body.decode(errors='replace')}")
+                raise RuntimeError(f"model '{model}' is not loaded: {reply.text}")
 
-    async def _any_sequences(self) -> bool:
+    async def _longest_idle(self) -> int:
+        """For how many seconds a sequence of these models may be idle; 0 without sequences."""
         reply = await self._ask("POST", "/v2/repository/index", b'{"ready": true}')
-        if reply.status != 200:
-            return True  # it takes a token to know
-        index = json.loads(reply.body)
-        replies = [await self._ask("GET", f"/v2/models/{model['name']}/config") for model in index]
-        return any("sequence_batching" in json.loads(reply.body) for reply in replies if reply.status == 200)
+        index = json.loads(reply.body) if reply.status == 200 else []
+        replies = [await self._ask("GET", f"/v2/models/{quote(model['name'], safe='')}/config") for model in index]
+        configs = [json.loads(reply.body) for reply in replies if reply.status == 200]
+        batchers = [config["sequence_batching"] for config in configs if "sequence_batching" in config]
+        return max((1 + int(one.get(_IDLE, 0)) // 1_000_000 for one in batchers), default=0)
 
     async def _announce_forever(self) -> None:
         while True:
-            # What cannot serve a model gets nothing new until Ray has replaced it.
+            # What cannot serve a model, or is silent, gets nothing new until Ray has replaced it.
+            alive = (await self._ask("GET", "/v2/health/live")).status == 200
             failed = _FAILED.search(await self._metrics())
-            self._member = replace(self._member, leaving=failed is not None)
+            self._member = replace(self._member, leaving=failed is not None or not alive)
             knew = self._known
             await self._announce()
             if self._making is not None:
@@ -154,7 +173,8 @@ class Replica:
     async def _announce(self) -> None:
         """Says that this replica is there, and begins to make the changes that it has not made."""
         try:
-            told = await self._directory.announce.remote(self._member, max(self._known, 0), self._known >= 0)
+            failed = frozenset(change.number for change in self._log.values() if change.number in self._again)
+            told = await self._directory.announce.remote(self._member, max(self._known, 0), self._known >= 0, failed)
             if told.last < self._known:
                 await self._directory.restore.remote(self._known, list(self._log.values()))
         except Exception as error:  # of Ray: the directory is being started anew
@@ -164,33 +184,44 @@ class Replica:
             self._making = asyncio.create_task(self._make(told))
 
     async def _make(self, told: Told) -> None:
+        tried = False
         for change in told.changes:
-            if self._member.id not in change.made_by:
-                reply = await ask_for(self._member, change.path, change.body, _START_S, headers=change.headers)
-                if reply.status != 200:
-                    log.error("stubserve: %s of replica %d: %s", change.path, self._member.number, reply.body.decode())
             self._log[change.what] = change
-        if told.changes:
-            sequences = await self._any_sequences()
-            self._member = replace(self._member, sequences=sequences)
+            if self._member.id in change.made_by or self._again.get(change.number, 0.0) > time.monotonic():
+                continue
+            tried = True
+            reply = await ask_for(self._member, change.path, change.body, _START_S, headers=self._rights)
+            if reply.status == 200:
+                self._again.pop(change.number, None)
+                continue
+            if change.number not in self._again:
+                log.error("stubserve: %s of replica %d: %s", change.path, self._member.number, reply.text)
+            self._again[change.number] = time.monotonic() + _AGAIN_S
+        if tried or told.last > self._known:
+            self._member = replace(self._member, sequences=await self._longest_idle())
         self._known = max(self._known, told.last)
 
     async def _metrics(self) -> str:
         """The text of the metrics port; "" without an answer."""
-        reply = await ask(self._member.host, self._member.metrics_port, "GET", "/metrics", timeout_s=5.0)
-        return reply.body.decode() if reply.status == 200 else ""
+        host, port = self._member.host, self._member.metrics_port
+        reply = await ask(host, port, "GET", "/metrics", headers=self._rights, timeout_s=5.0)
+        return reply.text if reply.status == 200 else ""
 
     async def _ask(self, method: str, path: str, body: bytes | None = None) -> Reply:
-        return await ask(self._member.host, self._member.http_port, method, path, body, timeout_s=5.0)
+        return await ask(self._member.host, self._member.http_port, method, path, body, self._rights, timeout_s=5.0)
 
     def _raise_if_ended(self) -> None:
         if self._process.poll() is not None:
             raise RuntimeError(f"`stubserve serve` ended with {self._process.returncode}; its log says why")
 
     def _end(self) -> None:
-        """Ends the server as SIGTERM does, and returns when it has ended."""
+        """Ends the server as SIGTERM does, or kills it if that takes too long; returns when it has ended."""
         self._process.send_signal(signal.SIGTERM)
-        self._process.wait()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 def _remote(group: Group, model: str) -> dict[str, Any]:

@@ -145,13 +145,13 @@ class Service:
 
 
 def rpc_access(
-    restricted: Mapping[str, tuple[str, str]], tokens: Tokens | None, open_kinds: Collection[str]
+    restricted: Mapping[str, tuple[str, str]], tokens: Tokens | None, open_kinds: Collection[str], owner: bytes
 ) -> Access | None:
     """The rules of gRPC; None without any. `restricted` is that of `Access`, its keys without Triton's prefix."""
     if not restricted and tokens is None:
         return None
     prefixed = {kind: (_RESTRICTED_PREFIX + key, value) for kind, (key, value) in restricted.items()}
-    return Access(prefixed, tokens, open_kinds, "This protocol is restricted, expecting header '%s'")
+    return Access(prefixed, tokens, open_kinds, "This protocol is restricted, expecting header '%s'", owner)
 
 
 def _guarded(method: Method, access: Access, kind: str, call: Rpc) -> Handler:

@@ -28,19 +28,23 @@ Headers = tuple[tuple[str, str], ...]
 
 
 def http_access(
-    restricted: Mapping[str, tuple[str, str]], tokens: Tokens | None, open_kinds: Collection[str]
+    restricted: Mapping[str, tuple[str, str]], tokens: Tokens | None, open_kinds: Collection[str], owner: bytes
 ) -> HttpAccess | None:
     """The rules of HTTP; None where no route is restricted and no tokens are needed."""
-    return HttpAccess(restricted, tokens, open_kinds) if restricted or tokens is not None else None
+    return HttpAccess(restricted, tokens, open_kinds, owner) if restricted or tokens is not None else None
 
 
 class HttpAccess(Access):
     """The rules of HTTP."""
 
     def __init__(
-        self, restricted: Mapping[str, tuple[str, str]], tokens: Tokens | None, open_kinds: Collection[str]
+        self,
+        restricted: Mapping[str, tuple[str, str]],
+        tokens: Tokens | None,
+        open_kinds: Collection[str],
+        owner: bytes = b"",
     ) -> None:
-        super().__init__(restricted, tokens, open_kinds, "This API is restricted, expecting header '%s'")
+        super().__init__(restricted, tokens, open_kinds, "This API is restricted, expecting header '%s'", owner)
         self._guards_inference = self.guards(INFERENCE)
         self._names = frozenset(name.encode() for name in self.credentials)
 

@@ -136,6 +136,6 @@ def grpc_server(server: Server) -> Http2Transport:
     from stubserve.grpc.service import Service, rpc_access
 
     settings = server.settings.grpc
-    access = rpc_access(settings.restricted, server.tokens, server.settings.auth.open_kinds)
+    access = rpc_access(settings.restricted, server.tokens, server.settings.auth.open_kinds, server.owner)
     service = Service(server, settings.header_forward_pattern, access, server.settings.logging.access)
     return Http2Transport(server, service, settings)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import difflib
 import logging
+import os
 import sys
 
 from stubserve import __version__
-from stubserve.api.access import KINDS
+from stubserve.api.access import KINDS, OWNER
 from stubserve.api.fair_queues import OFF, FairQueues
 from stubserve.api.forwarded_headers import HeaderForwarding
 from stubserve.api.status import ServerStatus
@@ -61,7 +62,8 @@ class Server:
         # Access, and the limits of clients
         auth, clients = settings.auth, settings.clients
         self.tokens = None if auth.token_file is None else Tokens(auth.token_file, KINDS)
-        self.http_access = http_access(settings.http.restricted, self.tokens, auth.open_kinds)
+        self.owner = os.environ.pop(OWNER, "").encode()
+        self.http_access = http_access(settings.http.restricted, self.tokens, auth.open_kinds, self.owner)
         pattern = settings.http.header_forward_pattern
         self.http_forwarding = HeaderForwarding(pattern) if pattern else None
         self.max_input_size = settings.http.max_input_size
