@@ -278,3 +278,18 @@ def test_one_is_killed_and_one_leaves(tmp_path: Path, name: str) -> None:
             assert not others or name in LOSES_REQUESTS_OF_A_SERVER_THAT_LEAVES, load.failures
             assert min(load.sequences.values()) > 10
         assert not load.wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(BALANCERS))
+def test_an_empty_id_is_none(tmp_path: Path, name: str) -> None:
+    if not BALANCERS[name]():
+        pytest.skip(f"needs {name}")
+    with contextlib.ExitStack() as stack:
+        ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        site = Site(name, tmp_path, ports)
+        stack.callback(site.close)
+        client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{ports[8000]}")
+        for number in range(100):
+            assert infer(client, "http", "echo", number, headers={"x-sequence-id": ""}) == number
+        assert min(site.counts()) > 0

@@ -28,7 +28,7 @@ global
     hard-stop-after 1h
     # Half of the cores: HAProxy would take all, also those that this node's servers need.
     nbthread {threads}
-    lua-load {lua}
+    lua-load-per-thread {lua}
     stats socket {folder}/admin.sock level admin expose-fd listeners
 
 defaults

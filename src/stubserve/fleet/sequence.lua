@@ -46,8 +46,13 @@ local function skip(body, at)
     local byte = at and body:byte(at)
     if byte == nil then return nil end
     if byte == 34 then
-      at = select(2, text(body, at))
+      repeat
+        at = body:find('["\\]', at + 1)
+        local escapes = at and body:byte(at) == 92
+        if escapes then at = at + 1 end
+      until not escapes
       if at == nil then return nil end
+      at = at + 1
     elseif byte == 91 or byte == 123 then
       depth, at = depth + 1, at + 1
     elseif byte == 93 or byte == 125 then
