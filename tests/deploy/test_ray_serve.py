@@ -124,6 +124,13 @@ class Cluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
 
+    def stop(self, command: str) -> None:
+        """Stops the one process whose command line has these words."""
+        pids = {pid for name in self._network.names for pid in run("ip", "netns", "pids", name).split()}
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in pids}
+        (found,) = (pid for pid, words in commands.items() if command in words)
+        os.kill(int(found), signal.SIGSTOP)
+
     def _kill_all(self) -> None:
         for node in range(NODES):
             self.kill(node)
@@ -141,10 +148,13 @@ def cluster() -> Iterator[Cluster]:
         yield Cluster(stack)
 
 
-def get(path: str, body: Any = None, node: int = 0, port: int = PORTS["http_port"]) -> tuple[int, bytes]:
+def get(
+    path: str, body: Any = None, node: int = 0, port: int = PORTS["http_port"], token: str = ""
+) -> tuple[int, bytes]:
     data = None if body is None else json.dumps(body).encode()
+    headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
-        with urlopen(Request(f"http://{address(node)}:{port}{path}", data), timeout=30) as answer:
+        with urlopen(Request(f"http://{address(node)}:{port}{path}", data, headers), timeout=30) as answer:
             return answer.status, answer.read()
     except HTTPError as error:
         return error.code, error.read()
@@ -335,6 +345,35 @@ def test_models_call_those_of_other_applications(cluster: Cluster, repository: P
         for _ in range(20):
             status, body = get(f"/v2/models/{name}/infer", ONE)
             assert (status, json.loads(body)["outputs"][0]["data"]) == (200, [expected])
+
+
+@needs_ray
+@needs_nodes
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_silent_server_is_replaced_and_a_load_outlives_its_token(
+    cluster: Cluster, repository: Path, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    guest, admin = secrets.token_hex(16), secrets.token_hex(16)
+    tokens.write_text(f"{guest} statistics\n{admin} model-repository\n")
+    flags = f"--shm-limit=256M --auth-token-file={tokens} --auth-open-api=health,inference,metrics,model-config"
+    echo = io_config("INT32", "1", 8).replace('"python"', '"identity"')
+    write_model(repository, "echo", config=echo)
+    cluster.deploy("front", "front", fronts=NODES, **PORTS)
+    cluster.deploy("models", repository=str(repository), flags=flags, front="front")
+    until(functools.partial(answers_at, "echo"))
+    write_model(repository, "late", config=echo)
+    assert get("/v2/repository/models/late/load", {}, token=guest)[0] == 403
+    assert get("/v2/repository/models/late/load", {}, token=admin)[0] == 200
+    (old,) = counts("late")
+    tokens.write_text(f"{guest} statistics\n")
+    until(lambda: get("/v2/repository/index", {}, token=admin)[0] == 401)
+    # The server does not end, and says nothing any more.
+    cluster.stop("-m stubserve serve")
+    assert get("/v2/models/stats", token=guest)[0] == 503
+    took = until(lambda: answers_at("late") and set(counts("late")) != {old})
+    print(f"a silent server is replaced after {took:.0f} s")
 
 
 @needs_ray
