@@ -165,6 +165,14 @@ def test_a_path_is_read_as_a_server_reads_it(servers: Servers) -> None:
     assert servers.recorded[-1].what == "model echo"
 
 
+def test_nothing_is_added_to_a_request(servers: Servers) -> None:
+    """By a line's end in a path or a header."""
+    port = servers.servers[0].http_port
+    for path, headers in (("/v2/a\r\nx: y", {}), ("/v2 HTTP/1.1", {}), ("/v2", {"a": "b\nc: d"})):
+        reply = asyncio.run(asking.ask("127.0.0.1", port, "GET", path, headers=headers))
+        assert (reply.status, "may not have" in reply.text) == (503, True)
+
+
 def test_a_server_that_is_stopped_holds_up_nobody(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_QUESTION_S", "_METRICS_S"):
         monkeypatch.setattr(everyone_module, name, 1.0)

@@ -109,10 +109,12 @@ async def _within(timeout_s: float, asking: Coroutine[Any, Any, Reply]) -> Reply
 async def _ask(
     host: str, port: int, method: str, path: str, body: bytes, headers: Headers, or_interim: bool = False
 ) -> Reply:
+    lines = [f"{method} {path} HTTP/1.1", f"host: {host}:{port}", "connection: close"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    if any("\r" in line or "\n" in line for line in lines) or " " in path:
+        raise ValueError("a path or a header has characters that it may not have")
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        lines = [f"{method} {path} HTTP/1.1", f"host: {host}:{port}", "connection: close"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
         # A server may answer, and close, before it has read everything.
         with contextlib.suppress(ConnectionError):

@@ -46,7 +46,7 @@ _LOOK_S = 0.5
 # Paths as a server reads them, decoded once
 _LOAD = re.compile(r"/v2/repository/(?:[^/]+/)?models/(?P<model>[^/]+)/(?:load|unload)")
 _OF_MODEL = re.compile(r"/v2/models/(?P<model>[^/]+)/")
-_SAFE = "/:@!$&'()*+,;=~"
+SAFE = "/:@!$&'()*+,;=~"
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (.*)$")
 _NO_SHARED_MEMORY = "clients' shared memory is not for a fleet of machines; ask a server on the client's own machine"
 # Methods of gRPC that change something, by the field of the message that names the model, if there is one
@@ -72,7 +72,7 @@ class Everyone:
         async def answer(request: Request) -> Response:
             path = request.scope["raw_path"].decode() + f"?{request.url.query}" * bool(request.url.query)
             headers = {name: value for name, value in request.headers.items() if name not in _OF_THIS_REQUEST}
-            loads = request.method == "POST" and _LOAD.fullmatch(request.url.path)
+            loads = request.method == "POST" and _LOAD.fullmatch(request.scope["path"])
             most = MOST_BYTES if loads else _MOST_OF_OTHERS
             reply = await self._refusal_of_load(loads["model"], path, headers) if loads else None
             pieces: list[bytes] = []
@@ -86,7 +86,7 @@ class Everyone:
                         break
             if reply is None:
                 reply = await self.ask(request.method, path, b"".join(pieces), headers)
-            if request.url.path == "/metrics":
+            if request.scope["path"] == "/metrics":
                 return Response(reply.body, media_type="text/plain; charset=utf-8")
             said = reply.body if reply.status == 200 else json.dumps({"error": _error_text(reply)}).encode()
             return Response(said, reply.status, media_type="application/json")
@@ -111,7 +111,7 @@ class Everyone:
         loads = _LOAD.fullmatch(path)
         found = loads or _OF_MODEL.match(path)
         model = found["model"] if found else ""
-        target = quote(path, safe=_SAFE) + mark + query
+        target = quote(path, safe=SAFE) + mark + query
         timeout_s = _LOAD_S if loads else _QUESTION_S
         replies = await self._each(
             model, lambda one: ask_for(one, target, body, timeout_s, method, headers), loads is not None

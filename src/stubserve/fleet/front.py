@@ -15,6 +15,7 @@ import tempfile
 import uuid
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import uvicorn
 from starlette.requests import Request
@@ -25,7 +26,7 @@ from stubserve.fleet.asking import OF_CONNECTION, ask
 from stubserve.fleet.balancer import Balancer
 from stubserve.fleet.configuration import Addresses
 from stubserve.fleet.directory import Change, Fleet
-from stubserve.fleet.everyone import Everyone
+from stubserve.fleet.everyone import SAFE, Everyone
 from stubserve.fleet.replica import free_ports, node_address
 
 log = logging.getLogger("ray.serve")
@@ -69,7 +70,7 @@ class Front:
     async def __call__(self, request: Request) -> Response:
         """A request that came through Ray's own proxy."""
         headers = {name: value for name, value in request.headers.items() if name not in OF_CONNECTION}
-        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        path = quote(request.scope["path"], safe=SAFE) + (f"?{request.url.query}" if request.url.query else "")
         reply = await ask(self._address, self._port, request.method, path, await request.body(), headers, 3600.0)
         kept = {name: value for name, value in reply.headers.items() if name.lower() not in OF_CONNECTION}
         return Response(reply.body, reply.status, kept)
