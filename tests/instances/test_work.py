@@ -352,6 +352,23 @@ async def test_rescheduled_requests_are_told_before_the_results() -> None:
 
 
 @on_a_loop
+async def test_a_stub_with_as_many_open_requests_as_it_may_have_is_full_until_one_ends() -> None:
+    with Stub() as stub:
+        stub.work.streams = 2
+        told: list[int] = []
+        stub.owner.on_results = lambda results: told.append(len(results))  # type: ignore[method-assign]
+        number = stub.execute(stub.request(), stub.request(), stub.request())
+        assert not stub.work.full
+        await stub.result(number, [None, answer(b""), None])
+        assert stub.work.full
+        await stub.respond(number, 0, answer(b""), 0)
+        assert stub.work.full
+        await stub.respond(number, 0, None)
+        assert not stub.work.full
+        assert told == [1, 0]
+
+
+@on_a_loop
 async def test_a_cancellation_finds_its_request() -> None:
     with Stub() as stub:
         first, second, third = stub.request(), stub.request(), stub.request()

@@ -35,6 +35,7 @@ class FakeStub:
         self.pid = len(launcher.stubs) + 1
         self.work = SimpleNamespace(owner=None, is_empty=True, has_room=True)
         self.checks_readiness = False
+        self.streams = 0
         self.serves_after_completion = launcher.serves_after_completion
         self.initialized = ""
         self.stopped = False

@@ -50,6 +50,16 @@ def test_strategies_of_sequences(choice, kind):
     assert isinstance(create_scheduler(config_of(f"sequence_batching {{ {choice} }}")), kind)
 
 
+def test_a_backend_that_answers_one_by_one_gets_no_batches():
+    scheduler = create_scheduler(
+        config_of('backend: "remote" max_batch_size: 8 dynamic_batching { preferred_batch_size: 4 }')
+    )
+    for _ in range(8):
+        scheduler.enqueue(request(), 0)
+    scheduler.instance_idle("i", 2)
+    assert [len(work.requests) for _, work in scheduler.poll(0).run] == [1, 1]
+
+
 def test_policies_are_read_in_full():
     config = config_of(
         """dynamic_batching {

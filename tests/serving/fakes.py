@@ -144,7 +144,8 @@ class FakeWork:
 
     def __init__(self) -> None:
         self.owner: Any = None
-        self.over = False
+        self.full = False
+        self.streams = 0
         self.ring = FakeRing()
         self.works: list[Work] = []
         self.batches = 0
@@ -182,7 +183,7 @@ class FakeStub:
         self.pid = 1
         self.stopped = asyncio.Event()
         self.work = FakeWork()
-        self.handshake = SimpleNamespace(checks_readiness=False)
+        self.handshake = SimpleNamespace(checks_readiness=False, streams=0)
         self.health = SimpleNamespace(memory=lambda: 1000)
         self.readiness: Callable[[], tuple[bool, str]] = lambda: (True, "")
 

@@ -25,6 +25,7 @@ class Executor:
     def __init__(self, name: str = "i") -> None:
         self.name = name
         self.takes_work = True
+        self.streams = 0
         self.refuses: Exception | None = None
         self.works: list[Work] = []
         # How many works it had whenever it was told of them
@@ -182,6 +183,28 @@ def test_a_quick_instance_that_serves_alone_has_several_works_ahead() -> None:
         assert one.batches == [[id] for id in ids[1 : 2 + MOST_AHEAD]]
         parts.done(one, took_ns=1_000_000)  # not quick any more
         assert one.batches == [[id] for id in ids[2 : 2 + MOST_AHEAD]]
+
+    run(scenario)
+
+
+def test_an_instance_with_a_number_of_streams_has_one_work_at_a_time() -> None:
+    async def scenario() -> None:
+        parts, one = Parts(DynamicBatcher(1)), Executor()
+        one.streams = 9
+        parts.dispatcher.join(one)
+        for _ in range(QUICK_IN_A_ROW):
+            parts.enqueue("warm")
+            parts.dispatcher.poll()
+            parts.done(one, took_ns=10)
+        parts.enqueue("a", "b")
+        parts.dispatcher.poll()
+        assert one.batches == [["a"]]
+        one.takes_work = False
+        parts.done(one, took_ns=10)
+        assert one.batches == []
+        one.takes_work = True
+        parts.dispatcher.work_done(cast(Any, one), ())
+        assert one.batches == [["b"]]
 
     run(scenario)
 

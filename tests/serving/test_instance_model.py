@@ -239,6 +239,31 @@ def test_cancelling_answers_who_waits_and_tells_who_executes() -> None:
     run(scenario)
 
 
+def test_requests_beyond_the_streams_of_an_instance_wait_in_the_queue() -> None:
+    async def scenario() -> None:
+        served = Served(DECOUPLED)
+        await served.start("m_0")
+        stub = served.stubs["m_0"]
+        stub.handshake.streams = stub.work.streams = 1
+        a, b, c = (served.submit(id) for id in "abc")
+        await turn()
+        stub.work.full = True
+        stub.finish(leave_open=[a])
+        assert stub.batches == []
+        assert served.model.queued == 2
+        served.model.cancel(b)
+        assert served.reader.error("b").code is Code.CANCELLED
+        stub.work.full = False
+        stub.send(a, Response(empty=True))
+        stub.work.owner.on_results(())
+        assert stub.batches == [["c"]]
+        stub.finish(leave_open=[c])
+        stub.send(c, Response(empty=True))
+        await asyncio.wait_for(served.model.drained(), PATIENCE_S)
+
+    run(scenario)
+
+
 def test_a_cancelled_stream_that_is_held_back_gives_its_memory_up() -> None:
     async def scenario() -> None:
         served = Served(DECOUPLED + ORDERED)

@@ -312,6 +312,27 @@ def test_a_quick_instance_has_work_ahead_while_nobody_else_waits() -> None:
     run(scenario)
 
 
+def test_an_instance_that_is_full_holds_nothing_and_waits_for_nothing() -> None:
+    async def scenario() -> None:
+        limits = Limits()
+        streams = limits.model(DynamicBatcher(1), 1)
+        other = limits.model(DynamicBatcher(1), 1)
+        (executor,) = streams.executors
+        streams.ask("a", "b")
+        executor.takes_work = False  # "a" stays open
+        streams.done()
+        assert limits.held == 0
+        other.ask("c")
+        assert other.batches == [[["c"]]]
+        executor.takes_work = True
+        streams.dispatcher.work_done(executor, ())
+        assert streams.batches == [[]]
+        other.done()
+        assert streams.batches == [[["b"]]]
+
+    run(scenario)
+
+
 def test_results_that_come_together_end_what_an_instance_holds() -> None:
     async def scenario() -> None:
         limits = Limits()

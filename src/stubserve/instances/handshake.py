@@ -24,11 +24,15 @@ _PATIENCE_S = 30.0
 
 
 class Handshake:
-    """The handshake of one stub. `facts` came with "imported"; `checks_readiness`: the model has `is_ready`."""
+    """The handshake of one stub. `facts` came with "imported".
+
+    `checks_readiness`: the model has `is_ready`. `streams`: so many requests may be open, 0 for any number.
+    """
 
     def __init__(self, process: StubProcess, environment: Environment, health: Health) -> None:
         self.facts: dict[str, Any] = {}
         self.checks_readiness = False
+        self.streams = 0
         self._process = process
         self._environment = environment
         self._health = health
@@ -72,6 +76,7 @@ class Handshake:
         )
         answer = await self._stage("ready", "in initialize")
         self.checks_readiness = answer["checks_readiness"]
+        self.streams = answer["streams"]
 
     def on_message(self, message: dict[str, Any]) -> None:
         self._stages.put_nowait(message)

@@ -133,7 +133,12 @@ class Instance:
     @property
     def takes_work(self) -> bool:
         """Whether new work has a chance to be executed."""
-        return self.stub is not None and self._drained is None and not self.stub.work.over
+        return self.stub is not None and self._drained is None and not self.stub.work.full
+
+    @property
+    def streams(self) -> int:
+        """How many requests may be open at a time, 0 for any number."""
+        return self.stub.work.streams if self.stub is not None else 0
 
     def cancel(self, request: Request) -> None:
         if self.stub is not None:
@@ -289,6 +294,7 @@ class Instance:
     def _adopt(self, stub: Stub) -> None:
         self.stub = stub
         stub.work.owner = self
+        stub.work.streams = stub.handshake.streams
         self.state = InstanceState.READY
         self._ready_at = time.monotonic()
         self._warmed = stub.work.batches

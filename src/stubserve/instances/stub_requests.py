@@ -49,6 +49,11 @@ class StubRequests:
     def is_empty(self) -> bool:
         return not self.batches and not self._open
 
+    @property
+    def open(self) -> int:
+        """How many requests are open."""
+        return len(self._open)
+
     def all(self) -> list[Request]:
         return [*(request for batch in self.batches.values() for request in batch.work.requests), *self._open.values()]
 

@@ -44,7 +44,7 @@ class WorkOwner(Protocol):
     """Gets the reports about a stub's requests."""
 
     def on_results(self, results: Results) -> None:
-        """All of this work has run, and the stub is free for the next."""
+        """All of this work has run, and the stub is free for the next. There may be none, if it was full before."""
 
     def on_response(self, request: Request, response: Response, start_ns: int) -> None:
         """A sender's response, before or after its batch has run; the model sent it at `start_ns`."""
@@ -104,7 +104,11 @@ class StubWork:
         self._executed: list[Result] = []
         # The time at which the stub had executed its last batch
         self._free_ns = 0
-        # No more messages are taken from the stub, and it should get no more work
+        # How many requests may be open at a time, 0 for any number
+        self.streams = 0
+        # The stub should get no more work: for now, because so many are open, or ever again
+        self.full = False
+        # No more messages are taken from the stub
         self.over = False
         # How many batches it had executed, once it is dead
         self.executed = 0
@@ -186,7 +190,7 @@ class StubWork:
         # What a stub that was broken off says of its batch cannot be trusted: it may have begun all of them.
         running = self.batches if self.over else self._theirs[layout.HEALTH_BATCH]
         if not self.over:
-            self.over = True
+            self.over = self.full = True
             self.ring.close()
             # Results that the stub sent before it died are still good. (A model may have made the doorbell block.)
             os.set_blocking(self._process.doorbell_in, False)
@@ -203,7 +207,7 @@ class StubWork:
 
     def _break_off(self, why: str) -> None:
         """Takes no more messages from the stub, and ends it."""
-        self.over = True
+        self.over = self.full = True
         self.ring.close()
         self._loop.remove_reader(self._process.doorbell_in)
         self._process.condemn(f"{why} {_QUESTION}")
@@ -267,6 +271,7 @@ class StubWork:
                 rescheduled.append(request)
             else:
                 self._requests.leave_open((batch, index), request, had.take_extras(index))
+                self._look_whether_full()
         if had.spilled is not None or had.extras is not None:
             had.drop()
         owner = self.owner
@@ -305,6 +310,13 @@ class StubWork:
             had = self._requests.batches.get(batch)
             running = () if had is None else had.work.requests
             self.owner.when_passed_on(request, functools.partial(self._pass_on, key), running)
+        if final and self.full:
+            self._look_whether_full()
+            if not self.full:
+                self.owner.on_results(())
+
+    def _look_whether_full(self) -> None:
+        self.full = self.over or 0 < self.streams <= self._requests.open
 
     def on_released(self, offsets: Sequence[int]) -> None:
         self._outputs.release(offsets)

@@ -5,6 +5,7 @@ This module alone decides whether work is handed out ahead of time:
 - never if the queue has rules (priorities, timeouts, slots): work that is handed out early cannot be overtaken, nor
   expire;
 - never while a second instance serves, which might be idle sooner;
+- never to an instance that may have only so many open requests: a stream that begins may take its last place;
 - work that later requests could still join: one ahead at most, and only to an instance that is always quick. There the
   messages between parent and stub take longer than the execution, and the stub would mostly wait. A slower model is
   better served with the larger batch that gathers while it executes, until that batch is *ripe*: shortly before the
@@ -145,7 +146,9 @@ class Depth:
         self._early = early
         self._loads: dict[Hashable, _Load] = {}
 
-    def join(self, instance: Hashable) -> None:
+    def join(self, instance: Hashable, streams: int = 0) -> None:
+        """An instance serves, which may have so many open requests, 0 for any number."""
+        self._early = self._early and not streams
         self._loads[instance] = _Load()
 
     def leave(self, instance: Hashable) -> None:

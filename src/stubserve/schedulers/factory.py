@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stubserve_stub.backends.cards import card_of
+
 from stubserve.errors import unsupported
 from stubserve.inference.work import Grouping
 from stubserve.schedulers.base import Scheduler
@@ -34,6 +36,8 @@ def create_scheduler(config: Any, max_queue_size: int = 0) -> Scheduler:
     priorities = PriorityLevels.from_config(batching)
     if max_queue_size:
         priorities = priorities.bounded(max_queue_size)
+    if card_of(config.backend).answers_one_by_one:
+        return DynamicBatcher(1, priorities=priorities)
     return DynamicBatcher(
         config.max_batch_size,
         batching.preferred_batch_size,

@@ -113,7 +113,7 @@ class Dispatcher:
         """An instance gets work from now on."""
         if self._closed:
             return
-        self._depth.join(instance)
+        self._depth.join(instance, instance.streams)
         self.serving = len(self._depth)
         self._offer(instance)
         self.poll()
@@ -125,7 +125,7 @@ class Dispatcher:
         self._scheduler.instance_gone(instance)
 
     def work_done(self, instance: Instance, results: Sequence[Result]) -> None:
-        """An instance has executed works, with these results: it gets its next work at once."""
+        """An instance has executed works, with these results, or is no longer full: it gets its next work at once."""
         scheduler, depth = self._scheduler, self._depth
         ripe_after_ns = 0
         try:

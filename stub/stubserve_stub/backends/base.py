@@ -55,8 +55,10 @@ class Backend:
     completes_config: bool = False
     serves_after_completion: bool = False
     methods: Sequence[str] = ()
-    # Known after `instance_initialize`: whether to call `is_ready`
+    # Known after `instance_initialize`: whether to call `is_ready`, and how many requests may be open at a time, 0 for
+    # any number: with so many the instance is given no further batch until one has had its final response
     checks_readiness: bool = False
+    streams: int = 0
 
     def initialize(self, host: Host) -> None:
         self.host = host

@@ -68,6 +68,8 @@ class Card:
     instances_on_cpu: int = 1
     # Whether a batch is one tensor, so that `batch_input` and `batch_output` mean something
     gathers: bool = False
+    # Whether each request is answered by itself: a batch would only make its requests wait for each other
+    answers_one_by_one: bool = False
     # Whether instances on GPUs read inputs there
     reads_on_gpus: bool = False
     # Whether profiles of instances, shape tensors and formats that are not linear mean something

@@ -115,7 +115,7 @@ class MainLoop:
         self._control.handle("cancel", self._on_cancel)
         self._control.handle("is_ready", self._on_is_ready)
         self._channel.set_health(IDLE)
-        self._control.send("ready", checks_readiness=backend.checks_readiness)
+        self._control.send("ready", checks_readiness=backend.checks_readiness, streams=backend.streams)
         return True
 
     # Serving

@@ -166,7 +166,7 @@ def test_the_functions_of_a_backend() -> None:
     assert stub.backend.given["instance_initialize"] == ("m_0", {"a": "b"}, ["OUT"], False)
     imported, ready = stub.line.said
     assert (imported["kind"], imported["completes_config"], imported["methods"]) == ("imported", False, ["execute"])
-    assert ready == {"kind": "ready", "checks_readiness": False}
+    assert ready == {"kind": "ready", "checks_readiness": False, "streams": 0}
     assert stub.channel.freed == [100, 200]
     assert stub.channel.states == [(IDLE, 0), (EXECUTING, 1), (IDLE, 0), (EXECUTING, 2), (IDLE, 0), (FINALIZING, 0)]
     for number, result in enumerate(stub.channel.sent, 1):

@@ -124,6 +124,12 @@ class Model:
         self.execute = getattr(self._object, "execute", self._cannot_execute)
 
     @property
+    def streams(self) -> int:
+        """How many streams a model that is built in may have under way, 0 for any number."""
+        number: int = self._object.streams
+        return number
+
+    @property
     def checks_readiness(self) -> bool:
         return hasattr(self._object, "is_ready")
 

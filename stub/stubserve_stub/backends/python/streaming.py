@@ -29,17 +29,15 @@ Answers = Callable[[InferenceResponseSender], None]
 class StreamingModel:
     """Such a model. What `answers` raises, or the function that it returns, is the last response.
 
-    With as many `streams` under way as it may have, an instance takes no further request until one has ended. So
-    further requests go to the model's other instances, and wait in its queue when these are full, too.
+    The server gives an instance a batch only while fewer than `streams` of its requests are open. So further requests
+    go to the model's other instances, and wait in its queue when these are full, too.
     """
 
-    # 0 for any number
+    # 0 for any number. The server learns it after `initialize`
     streams: int = 0
 
     def initialize(self, arguments: Dict[str, str]) -> None:
         self.config: Dict[str, Any] = json.loads(arguments["model_config"])
-        self._under_way = 0
-        self._ended = threading.Condition()
         self.check()
 
     def check(self) -> None:
@@ -56,27 +54,19 @@ class StreamingModel:
                 answers = self.answers(request)
             except Refusal as refusal:
                 _end(sender, refusal)
-                continue
-            with self._ended:
-                self._under_way += 1
-            threading.Thread(target=self._stream, args=(answers, sender), daemon=True).start()
-        if self.streams:
-            with self._ended:
-                self._ended.wait_for(lambda: self._under_way < self.streams)
+            else:
+                threading.Thread(target=_stream, args=(answers, sender), daemon=True).start()
 
-    def _stream(self, answers: Answers, sender: InferenceResponseSender) -> None:
-        """On the thread of a request: all of its answer."""
-        try:
-            answers(sender)
-            sender.send(flags=RESPONSE_COMPLETE_FINAL)
-        except TritonModelException:
-            pass  # the whole batch has been answered with an error
-        except Exception as failure:
-            _end(sender, failure)
-        finally:
-            with self._ended:
-                self._under_way -= 1
-                self._ended.notify_all()
+
+def _stream(answers: Answers, sender: InferenceResponseSender) -> None:
+    """On the thread of a request: all of its answer."""
+    try:
+        answers(sender)
+        sender.send(flags=RESPONSE_COMPLETE_FINAL)
+    except TritonModelException:
+        pass  # the whole batch has been answered with an error
+    except Exception as failure:
+        _end(sender, failure)
 
 
 def _end(sender: InferenceResponseSender, failure: Exception) -> None:
@@ -116,4 +106,8 @@ class StreamingBackend(PythonBackend):
                 f"model instance '{instance.name}' answers with any number of responses, which config.pbtxt has to "
                 "say: `model_transaction_policy { decoupled: true }`"
             )
+        self._begin(instance)
+
+    def _begin(self, instance: InstanceSetup) -> None:
         super().instance_initialize(instance)
+        self.streams = self._model.streams

@@ -24,7 +24,6 @@ from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender
 from stubserve_stub.backends.base import InstanceSetup
 from stubserve_stub.backends.loading import Parameters
-from stubserve_stub.backends.python.backend import PythonBackend
 from stubserve_stub.backends.python.streaming import Answers, StreamingBackend, StreamingModel
 from stubserve_stub.backends.remote.exchange import LENGTH, Server, decoded, encoded, failure_of
 from stubserve_stub.runtime.failure import Refusal
@@ -170,4 +169,4 @@ class RemoteBackend(StreamingBackend):
             raise Refusal(
                 f"model instance '{instance.name}' is decoupled, and a remote model answers each request once"
             )
-        PythonBackend.instance_initialize(self, instance)
+        self._begin(instance)

@@ -7,6 +7,7 @@ CARDS = (
         "remote",
         "stubserve_stub.backends.remote.backend:RemoteBackend",
         devices=ON_CPUS,
+        answers_one_by_one=True,
         parameters=(
             Parameter("url", "addresses", "http:// or https:// and the host, several with commas."),
             Parameter("model_name", "text", "The model's name there (the same)."),
