@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Collection, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Optional, Tuple
 
 from stubserve_stub.api.arguments import UINT32_MAX, as_integer, incompatible
 from stubserve_stub.api.constants import RESPONSE_COMPLETE_FINAL
@@ -68,6 +68,8 @@ class InferenceResponseSender:
     # Of its sequence's states; None without implicit state
     _update: Optional[StateUpdate]
     _cancelled: bool
+    # Of a backend that waits for something else than its client: what ends the wait
+    _on_cancel: Optional[Callable[[], None]]
     # Nothing more may be sent
     _closed: bool
     # Guarded by _sending: how many sends there were, and whether the final one is out
@@ -145,6 +147,12 @@ class InferenceResponseSender:
     def is_cancelled(self) -> bool:
         """Whether the client has gone. Does not ask the server."""
         return self._cancelled
+
+    def _when_cancelled(self, act: Callable[[], None]) -> None:
+        """Calls `act` as soon as the client has gone, perhaps at once and perhaps twice, on any thread."""
+        self._on_cancel = act
+        if self._cancelled:
+            act()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -247,6 +255,8 @@ class Senders:
         sender = self._find(key)
         if sender is not None:
             sender._cancelled = True
+            if sender._on_cancel is not None:
+                sender._on_cancel()
 
     def acknowledge(self, key: Key) -> None:
         """One more group of this request has been passed on."""
@@ -295,7 +305,7 @@ def blank(senders: Optional[Senders], answered: bool = False) -> InferenceRespon
     sender._sending = threading.Lock()
     sender._sent = int(answered)
     sender._group_left, sender._group_bytes = GROUP_RESPONSES, GROUP_BYTES
-    sender._credit = None
+    sender._credit = sender._on_cancel = None
     sender._kept = None
     sender._update = None
     sender._tensors = []

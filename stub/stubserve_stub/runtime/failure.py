@@ -35,12 +35,14 @@ _ENTRIES = tuple(_PACKAGE + name for name in ("backends.python.backend", "backen
 class Refusal(Exception):
     """A refusal of a backend. The client gets its text as it is, without type and frames.
 
-    `code` is one of `wire.codes`, for the answer to a single request.
+    `code` is one of `wire.codes`, for the answer to a single request. `log` is for the log in its place: there it may
+    name what is no client's business.
     """
 
-    def __init__(self, text: str, code: int = codes.INTERNAL) -> None:
+    def __init__(self, text: str, code: int = codes.INTERNAL, log: str = "") -> None:
         super().__init__(text)
         self.code = code
+        self.log = log
 
 
 def describe(exc: BaseException) -> str:
@@ -102,7 +104,7 @@ _LONGEST = 16384
 def for_log(exc: BaseException) -> str:
     """The text of an exception for the log: its type and message, then where it comes from."""
     if isinstance(exc, Refusal):
-        return str(exc)
+        return exc.log or str(exc)
     try:
         shown = traceback.TracebackException(type(exc), exc, exc.__traceback__)
         _leave_out_stub(shown, set())

@@ -72,6 +72,8 @@ def _stream(answers: Answers, sender: InferenceResponseSender) -> None:
 def _end(sender: InferenceResponseSender, failure: Exception) -> None:
     if isinstance(failure, Refusal):
         code = ErrorCode(failure.code)
+        if failure.log:
+            Logger.log_warn(failure.log)
     else:
         code = ErrorCode.INTERNAL
         Logger.log_error(for_log(failure))
