@@ -125,7 +125,9 @@ class Server:
             length = sum(memoryview(part).nbytes for part in parts)
             fields = {"Host": connection.host, **self._headers, **(headers or {}), "Content-Length": str(length)}
             lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
-            connection.send(call, ["\r\n".join(lines).encode("latin-1", "replace"), *parts])
+            sent = ["\r\n".join(lines).encode("latin-1", "replace"), *parts]
+            # In one packet, where that is possible
+            connection.send(call, sent if length > _SMALL_BYTES else [b"".join(sent)])
             head = connection.head(call)
             if head.status == 200:
                 reply = Reply(200, connection.body(call, head, body.room), head.number(_LENGTH_FIELD))
