@@ -22,7 +22,7 @@ def describe(subjects: Sequence[Subject], flags: str) -> list[str]:
         f"date: {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
         f"machine: {processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {kernel()}",
         f"load average before the start: {os.getloadavg()[0]:.2f} (others' work on the machine blurs the figures)",
-        f"load generators: {wrk.version() if wrk.available() else 'no wrk'}, perf_analyzer {perf_analyzer.version()}",
+        f"load generators: {wrk.version()}, {perf_analyzer.version()}",
         f"flags: {flags}",
     ]
     for subject in subjects:

@@ -87,6 +87,9 @@ def available() -> bool:
 
 
 def version() -> str:
+    """With its name; that there is none, where it is not installed."""
+    if not available():
+        return "no wrk"
     # wrk prints its version with its usage and then exits with 1.
     shown = subprocess.run(["wrk", "-v"], capture_output=True, text=True)
     return " ".join((shown.stdout + shown.stderr).split()[:2])

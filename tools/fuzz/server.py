@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import socket
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
@@ -26,6 +27,8 @@ from stubserve.inference.trace import ModelTracing
 from stubserve.memory.blocks import Block
 from stubserve.memory.server_memory import Memory as SharedMemory
 from stubserve.model_config.parse import parse_text
+
+from .finding import Finding
 
 T = TypeVar("T")
 
@@ -231,9 +234,30 @@ class _TimelessLoop(uvloop.Loop):
 _loop = _TimelessLoop()
 
 
+class _Complaints(logging.Handler):
+    """Errors that the server logs are findings: it did not expect what happened."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info and record.exc_info[1]
+        raise error or Finding("it logs", record.getMessage())
+
+
+_complaints = _Complaints(logging.ERROR)
+_logs = [logging.getLogger(name) for name in ("stubserve", "uvicorn.error")]
+
+
 def in_loop(coroutine: Coroutine[Any, Any, bytes]) -> bytes:
-    """Runs it on the one event loop of all inputs: a new one for each would be most of their time."""
-    return _loop.run_until_complete(coroutine)
+    """Runs it on the one event loop of all inputs: a new one for each would be most of their time.
+
+    Errors that are logged meanwhile are raised. Afterwards the log is as it was: others use this process, too.
+    """
+    for log in _logs:
+        log.addHandler(_complaints)
+    try:
+        return _loop.run_until_complete(coroutine)
+    finally:
+        for log in _logs:
+            log.removeHandler(_complaints)
 
 
 def cut(text: bytes, size: int) -> list[bytes]:

@@ -5,7 +5,6 @@ The first byte says in how long pieces the rest is read; read in one piece the a
 
 from __future__ import annotations
 
-import logging
 import re
 import struct
 from collections.abc import Sequence
@@ -55,22 +54,6 @@ METHODS = {
     "/a/Unary": Method(lambda call: Echo(True, call), True, True),
     "/a/Stream": Method(lambda call: Echo(False, call), False, True),
 }
-
-
-class Complaints(logging.Handler):
-    """Errors that the server logs are findings: it did not expect what happened."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.ERROR:
-            raise (
-                record.exc_info[1]
-                if record.exc_info and record.exc_info[1]
-                else Finding("it logs", record.getMessage())
-            )
-
-
-logging.getLogger("stubserve.grpc").addHandler(Complaints())
-logging.getLogger("stubserve.grpc").propagate = False
 
 
 def fuzz_one(data: bytes) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 from typing import Any
 
 from uvicorn.config import Config
@@ -42,23 +41,6 @@ CONFIG = Config(
     app, lifespan="off", log_config=None, access_log=False, date_header=False, server_header=False, proxy_headers=False
 )
 CONFIG.load()
-
-
-class Complaints(logging.Handler):
-    """Errors that the server logs are findings: it did not expect what happened."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.ERROR:
-            raise (
-                record.exc_info[1]
-                if record.exc_info and record.exc_info[1]
-                else Finding("it logs", record.getMessage())
-            )
-
-
-for name in ("stubserve.http", "uvicorn.error"):
-    logging.getLogger(name).addHandler(Complaints())
-    logging.getLogger(name).propagate = False
 
 
 def fuzz_one(data: bytes) -> None:
