@@ -88,11 +88,11 @@ def test_a_restarted_server_gets_the_regions_anew(repository: Path, protocol: st
         with pytest.raises((InferenceServerException, OSError)):
             client.infer("image", {"INPUT0": frame})
         with on_port(repository, ports, FLAG):
-            (after,) = eventually(lambda: _answer(client, frame))
+            # An answer comes over the wire when the server has come back between two questions of its request.
+            (after,) = eventually(lambda: [answer for answer in _answer(client, frame) if in_pool(answer)])
             # What was there before is as it was, and the frame is an input still.
             np.testing.assert_array_equal(before, image(1))
             np.testing.assert_array_equal(after, image(1))
-            assert in_pool(after)
             del before, after
             again = client.infer("image", {"INPUT0": image(2)})["OUTPUT0"]
             np.testing.assert_array_equal(again, image(2))
