@@ -60,14 +60,15 @@ def test_its_links_and_commands_exist() -> None:
 
 
 def test_ci_runs_its_commands_before_all_others() -> None:
-    """With nothing added to a clean checkout, as somebody does who reads it for the first time."""
+    """In a fresh clone and as on a new machine, as somebody does who reads it for the first time."""
     (commands,) = [block for block in blocks("sh") if "make " in block]
     targets = set(re.findall(r"^make ([\w-]+)", commands, re.MULTILINE))
     ci = (ROOT / ".ci" / "run").read_text()
     steps = [re.sub(r" ARGS=.*", "", step) for step in re.findall(r"^step (.*)$", ci, re.MULTILINE)]
-    functions = dict(re.findall(r"^(\w+)\(\) \{\n  (make \w+) &$", ci, re.MULTILINE))
+    functions = dict(re.findall(r"^(\w+)\(\) \{\n  (.*) &$", ci, re.MULTILINE))
     first = [functions.get(step, step) for step in steps[: len(targets)]]
-    assert {step.removeprefix("make ") for step in first} == targets
+    assert set(first) == {f'"${{on_new_machine[@]}}" make {target}' for target in targets}
+    assert ci.index("git clone") < ci.index("\nstep ")
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,9 @@ def write_wheel(folder: Path) -> Path:
     return wheel
 
 
-@pytest.mark.parametrize("installer", [pytest.param("pip", marks=pytest.mark.slow), "uv"])
+@pytest.mark.parametrize(
+    "installer", [pytest.param("pip", marks=pytest.mark.slow), pytest.param("uv", marks=pytest.mark.long)]
+)
 def test_build_check_and_serve(installer: str, repository: Path, tmp_path: Path) -> None:
     config = io_config(extra="# a comment of mine")
     folder = write_model(repository, "m", USES_GREETING, config)

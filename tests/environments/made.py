@@ -1,4 +1,7 @@
-"""Real environments for tests: made once with pyenv's interpreters, in `.venvs/` at the root of the checkout."""
+"""Real environments for tests: made once with pyenv's interpreters, in `.venvs/` at the root of the checkout.
+
+What uses them is marked `long`: a new machine has no other Pythons.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,8 @@ TELLS = """
 
 
 def _pyenvs(version: str) -> list[Path]:
-    return sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    return sorted(root.glob(f"versions/{version}.*/bin/python{version}"))
 
 
 def has_pyenv(version: str) -> bool:

@@ -37,7 +37,7 @@ TOKEN = "e3a7c1d85b9f4c20a6d1"
 FROM_EVERYONE = 418
 START = '"sequence_start": true'
 
-pytestmark = pytest.mark.skipif(not haproxy(), reason="needs HAProxy")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not haproxy(), reason="needs HAProxy")]
 
 
 class Everyone(BaseHTTPRequestHandler):

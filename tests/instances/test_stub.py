@@ -126,6 +126,7 @@ async def drive(folder: Path, interpreter: Path) -> int:
     return version
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", NUMPY)
 def test_a_stub_serves(version: str, repository: Path) -> None:
     folder = write_model(repository, "echo", MODEL, CONFIG)

@@ -11,9 +11,12 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.environments.made import MODEL, TELLS, bare_venv, conda_archive, has_pyenv, pyenv, venv
 from tests.real_server import Serving, write_model
+
+pytestmark = pytest.mark.long
 
 VENVS = {
     "py38": ("3.8", "1.21.6"),

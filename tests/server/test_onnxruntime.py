@@ -313,6 +313,7 @@ def test_an_environment_of_its_own(tmp_path: Path, packed: bool) -> None:
         assert 0 < len(loaded) < len(maps)
 
 
+@pytest.mark.long
 def test_an_environment_without_the_package(tmp_path: Path) -> None:
     made = venv("3.12", "2.0.2")
     own = f'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{made}" }} }}'

@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.environments.made import venv
 from tests.real_server import Serving, binary_output
@@ -103,6 +104,7 @@ def test_an_error_in_the_backend_fails_its_models_only(tmp_path: Path) -> None:
         assert f"  {tmp_path / 'backends' / 'bad' / 'model.py'}(1): <module>\n" in reason
 
 
+@pytest.mark.long
 def test_a_backend_brings_its_environment(tmp_path: Path) -> None:
     environment = venv("3.10", "1.23.5")
     backend = tmp_path / "backends" / "scale"

@@ -26,6 +26,7 @@ NUMPY = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", NUMPY)
 def test_checks(version: str) -> None:
     done = subprocess.run(
