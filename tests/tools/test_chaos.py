@@ -22,13 +22,14 @@ from tools.chaos.everything.surroundings import Folder, Later
 from tools.chaos.everything.tokens import Tokens
 from tools.chaos.memory import Kept
 from tools.chaos.scenes import Pipelines, Scene
+from tools.chaos.strangers.scene import Strangers
 from tools.chaos.world import Client, Refused, Releases, World, Wrong
 
 LIFE_S = 3.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scene", [Scene, Pipelines, Everything])
+@pytest.mark.parametrize("scene", [Scene, Pipelines, Everything, Strangers])
 def test_nothing_is_lost_and_nothing_stays(scene: type[Scene]) -> None:
     outcome = chaos.run(LIFE_S, LIFE_S, False, scene)
     assert outcome.faults == [], chaos.table(outcome)

@@ -32,6 +32,7 @@ from . import remains
 from .everything.scene import Everything
 from .memory import Kept
 from .scenes import SEGMENT, SPARE, Pipelines, Scene
+from .strangers.scene import Strangers
 from .troubles import Troubles
 from .world import ANSWER_WITHIN_S, Client, World
 
@@ -127,6 +128,13 @@ def parse_arguments() -> argparse.Namespace:
         const=Everything,
         help="use all that a server has, and trouble all that it leans on; each life is set up in another way",
     )
+    kinds.add_argument(
+        "--strangers",
+        dest="scene",
+        action="store_const",
+        const=Strangers,
+        help="have to do with others: servers and sources that lie, a front, OpenAI's clients, requests that kill",
+    )
     options = parser.parse_args()
     if options.seconds < 1 or options.life < 1:
         parser.error("--seconds and --life must be at least 1")
@@ -182,6 +190,7 @@ def live(scene: Scene, clients: list[Client], number: int, life_s: float) -> Lif
     with Server(program, start.repository, folder / f"{mark}.log") as server:
         process = psutil.Process(server.pid)
         world.http_port, world.grpc_port, world.metrics_port = server.http_port, server.grpc_port, server.metrics_port
+        scene.started()
         world.generation += 1
         # The first part warms up what the rest finds warm.
         for part in (life_s / 4, life_s * 3 / 4):

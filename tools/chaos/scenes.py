@@ -69,6 +69,9 @@ class Scene:
         environment = {**os.environ, **({"CHAOS_CHILDREN": "1"} if self._children else {})}
         return Start(str(self.folder / "models"), ("--model-control-mode=explicit", "--load-model=*"), environment)
 
+    def started(self) -> None:
+        """The server answers, at the ports of the world."""
+
     def at_rest(self, mark: str) -> list[str]:
         """What is wrong while nobody asks; the processes of the server have this mark."""
         return []

@@ -14,6 +14,7 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 HOST = "127.0.0.1"
 # A request that takes longer hangs.
@@ -57,6 +58,11 @@ class World:
     http_port: int = 0
     grpc_port: int = 0
     metrics_port: int = 0
+    # Of a front before the server and a neighbour, and the neighbour's; 0 without one
+    front_port: int = 0
+    neighbour_port: int = 0
+    # What the server asks, or None
+    stranger: Any = None
     generation: int = 1
     token: str = ""
     withdrawn: str = ""

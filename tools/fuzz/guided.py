@@ -31,10 +31,11 @@ def main() -> None:
 
         target = targets.load(name)
         deadline = time.monotonic() + seconds
-        for data in mutation.inputs(target.SEEDS, target.WORDS, 1 << 60):
-            if time.monotonic() > deadline:
-                break
-            findings.examine(target.fuzz_one, data)
+        with targets.running(target):
+            for data in mutation.inputs(target.SEEDS, target.WORDS, 1 << 60):
+                if time.monotonic() > deadline:
+                    break
+                findings.examine(target.fuzz_one, data)
         return
     with atheris.instrument_imports(include=["stubserve", "stubserve_stub", "hpack", "tools.fuzz.targets"]):
         from . import targets
@@ -58,7 +59,8 @@ def main() -> None:
         "-verbosity=0",
     ]
     atheris.Setup([sys.argv[0], *flags, str(corpus)], lambda data: findings.examine(target.fuzz_one, data))
-    atheris.Fuzz()
+    with targets.running(target):
+        atheris.Fuzz()
 
 
 if __name__ == "__main__":

@@ -104,7 +104,8 @@ class Everything(Scene):
         environment["CHAOS_RESOURCE"] = str(life / "resource")
         self.world.releases = [Releases()]
         if self.redis is not None:
-            self.neighbour = Neighbour(self.folder / "models", life / "neighbour", tuple(flags), environment)
+            place, both = life / "neighbour", ("released", "flow")
+            self.neighbour = Neighbour(self.folder / "models", place, tuple(flags), environment, both)
             self.world.releases.append(Releases(self.neighbour.port))
         flags.append(f"--log-file={life / 'log'}")
         if self.explicit:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,10 +29,7 @@ _MIB = 1 << 20
 # The group may have little of a file that it reads again and again.
 _FILE_MIB, _GROUP_MIB, _READERS = 96, 24, 4
 _GONE_WITHIN_S = 10.0
-_NEIGHBOURS_FLAGS = (
-    "--model-control-mode=explicit", "--load-model=released", "--load-model=flow",
-    "--shm-limit=64M", "--exit-timeout-secs=20",
-)  # fmt: skip
+_NEIGHBOURS_FLAGS = ("--model-control-mode=explicit", "--shm-limit=64M", "--exit-timeout-secs=20")
 _READS = "import sys\nwhile True:\n    with open(sys.argv[1], 'rb', 0) as file:\n        while file.read(1 << 20): pass"
 
 
@@ -74,19 +71,27 @@ class Folder:
 
 
 class Neighbour:
-    """Another server beside that of the life, of models that both have; each has its own copy of their files."""
+    """Another server beside that of the life, of `models` that both have; each has its own copy of their files."""
 
-    def __init__(self, home: Path, folder: Path, flags: tuple[str, ...], environment: dict[str, str]) -> None:
+    def __init__(
+        self, home: Path, folder: Path, flags: tuple[str, ...], environment: dict[str, str], models: Sequence[str]
+    ) -> None:
         self.place = Folder(home, folder / "models")
         self._mark = uuid.uuid4().hex
         program = servers.stubserve(Path(sys.executable))
-        arguments = (*program.arguments, *flags, *_NEIGHBOURS_FLAGS, f"--log-file={folder / 'log'}")
+        loads = [f"--load-model={model}" for model in models]
+        arguments = (*program.arguments, *flags, *_NEIGHBOURS_FLAGS, *loads, f"--log-file={folder / 'log'}")
         program = replace(program, arguments=arguments, environment={**environment, MARK: self._mark})
         self._server = servers.Server(program, self.place.address, folder / "output").__enter__()
 
     @property
     def port(self) -> int:
         return self._server.http_port
+
+    @property
+    def ports(self) -> tuple[int, int, int]:
+        """Of HTTP, gRPC and metrics."""
+        return self._server.http_port, self._server.grpc_port, self._server.metrics_port
 
     def stop(self) -> list[str]:
         """What it has left."""

@@ -1,0 +1,178 @@
+"""A run with strangers: see the package."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import psutil
+import uvicorn
+
+from stubserve.fleet.balancer import Addresses, Balancer
+from stubserve.fleet.directory import Change, Fleet, Front, Member
+from stubserve.fleet.everyone import Everyone
+from tests.conformance.servers import free_ports
+from tools.bench.processes import MIB, rss_anon
+
+from .. import http_clients
+from ..everything.surroundings import Neighbour
+from ..scenes import Crowd, Scene, Start
+from ..troubles import MODELS, Troubles, is_stub
+from ..world import HOST, World
+from . import clients, models
+from .stranger import Stranger
+
+FLAGS = ("--openai", "--execute-timeout-secs=5", "--stub-restart-limit=10")
+# What an instance may take, whatever its strangers say
+STUB_MIB = 1024
+LOG_MIB = 16
+# How often what should be over is looked at, and for how long nothing more may come then
+LOOKS, QUIET_S = 20, 1.0
+
+
+class Strangers(Scene):
+    crowd: ClassVar[Crowd] = [
+        (http_clients.Binary, 1),
+        (http_clients.Events, 1),
+        (http_clients.Vanishing, 1),
+        (clients.Peer, 2),
+        (clients.UnaryPeer, 1),
+        (clients.Lied, 4),
+        (clients.VanishingPeers, 4),
+        (clients.Frames, 6),
+        (clients.Sources, 4),
+        (clients.Completions, 2),
+        (clients.NearlyStops, 1),
+        (clients.Bodies, 2),
+        (clients.Poison, 1),
+        (clients.Healthy, 3),
+        (clients.Pulse, 1),
+        (clients.FrontBinary, 1),
+        (clients.FrontSums, len(clients.IDS) + 1),
+        (clients.FrontSettings, 1),
+        (clients.FrontFlood, 1),
+    ]
+
+    def __init__(self, folder: Path, world: World, children: bool = True) -> None:
+        super().__init__(folder, world, children)
+        world.stranger = self._stranger = Stranger(folder / "stranger")
+        models.write(folder / "models", self._stranger.port)
+        self._over: contextlib.ExitStack | None = None
+
+    def troubles(self) -> Troubles:
+        return TroublesWithStrangers(self.world, self.number, [*MODELS, *models.NAMES])
+
+    def begin(self, number: int) -> Start:
+        start = super().begin(number)
+        return dataclasses.replace(start, flags=(*start.flags, *FLAGS))
+
+    def started(self) -> None:
+        """Another server stands beside that of the life, and a front before both."""
+        folder = self.folder / f"life-{self.number}"
+        self._over = stack = contextlib.ExitStack()
+        try:
+            self._begin_front(folder, stack)
+        except FileNotFoundError as error:
+            print(f"nothing is asked of a front: {error}", flush=True)
+
+    def _begin_front(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        (folder / "front").mkdir(parents=True)
+        stack.callback(shutil.rmtree, folder)
+        http, grpc, metrics, everyone_http, everyone_grpc, peer = free_ports(6)
+        addresses = Addresses(HOST, http, grpc, metrics, everyone_http, everyone_grpc)
+        balancer = Balancer(folder / "front", addresses)
+        environment = self.begin(self.number).environment
+        neighbour = Neighbour(self.folder / "models", folder / "neighbour", FLAGS, environment, ("works", "sums"))
+        stack.callback(lambda: self._left.extend(neighbour.stop()))
+        world, ports = self.world, neighbour.ports
+        members = [
+            Member(f"{number:032x}", "all", (), HOST, *ports, sequences=True)
+            for number, ports in ((2, (world.http_port, world.grpc_port, world.metrics_port)), (4, ports))
+        ]
+        fleet = Fleet(1, members, [Front("f", HOST, peer)], {"all": ()})
+        app = Everyone(lambda: fleet, _forget).app()
+        everyone = uvicorn.Server(uvicorn.Config(app, HOST, everyone_http, log_level="critical", lifespan="off"))
+        thread = threading.Thread(target=everyone.run, daemon=True)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(setattr, everyone, "should_exit", True)
+        stack.callback(balancer.end)
+        balancer.show(fleet, "f")
+        world.front_port, world.neighbour_port = http, ports[0]
+
+    def at_rest(self, mark: str) -> list[str]:
+        wrong = []
+        for _ in range(LOOKS):
+            asked = sum(count for word, count in self._stranger.asked.items() if word != "ready")
+            time.sleep(QUIET_S)
+            more = sum(count for word, count in self._stranger.asked.items() if word != "ready") - asked
+            if not more and not self._stranger.under_way:
+                break
+        else:
+            wrong.append(f"{self._stranger.under_way} requests of strangers are under way, {more} came in {QUIET_S} s")
+        if text := self._until_healthy():
+            wrong.append(f"good requests to the model that poison kills are refused: {text}")
+        return wrong
+
+    def _until_healthy(self) -> str:
+        tensor = {"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [1]}
+        text = ""
+        for _ in range(LOOKS):
+            with contextlib.suppress(OSError):
+                body = json.dumps({"inputs": [tensor]})
+                status, answer = self.world.post("/v2/models/poisoned/infer", body, {})
+                if status == 200:
+                    return ""
+                text = answer.decode(errors="replace")[:500]
+            time.sleep(QUIET_S)
+        return text
+
+    def end(self, in_order: bool) -> list[str]:
+        self._left: list[str] = []
+        self.world.front_port = 0
+        self.tally.update(
+            {f"asked for {word}": count for word, count in self._stranger.asked.items() if "-" not in word}
+        )
+        self._stranger.asked.clear()
+        if self._over is not None:
+            self._over.close()
+            self._over = None
+        for log in self.folder.glob("*.log"):
+            text = log.read_text(errors="replace")
+            log.unlink()
+            if len(text) > LOG_MIB << 20:
+                self._left.append(f"{len(text) >> 20} MiB of log")
+            if "Traceback" in text:
+                at = text.index("Traceback")
+                self._left.append(f"a traceback in the log: {text[max(0, at - 300) : at + 2000]}")
+        return self._left
+
+    def close(self) -> None:
+        if self._over is not None:
+            self._left = []
+            self._over.close()
+        self._stranger.close()
+
+
+class TroublesWithStrangers(Troubles):
+    """Looks at the memory of stubs between two troubles. One that has too much ends: others use the machine, too."""
+
+    def one(self, pid: int) -> None:
+        super().one(pid)
+        for stub in filter(is_stub, psutil.Process(pid).children()):
+            with contextlib.suppress(OSError):
+                if (size := rss_anon(stub.pid) / MIB) > STUB_MIB:
+                    words = stub.cmdline()
+                    name = words[words.index("triton_python_backend_stub") + 1]
+                    self._world.fault(f"stub {name} has {size:.0f} MiB")
+                    stub.kill()
+
+
+async def _forget(change: Change) -> None:
+    """No server comes later that would have to make it."""
