@@ -16,6 +16,7 @@ from stubserve.http.connection import HttpConnection
 from stubserve.http.shared import Connections
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
+from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import ModelTracing
 from stubserve.memory.server_memory import Memory
@@ -62,6 +63,7 @@ class Model:
     version = 1
 
     tracing = ModelTracing()
+    statistics = ModelStatistics()
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature

@@ -18,6 +18,7 @@ from stubserve.http.message import RequestHead
 from stubserve.inference.long_work import finish
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
+from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import ModelTracing
 from stubserve.memory.heap_account import HeapAccount
@@ -31,6 +32,7 @@ class Quick:
     signature = Signature("quick", 1, ModelConfig(name="quick"))
 
     tracing = ModelTracing()
+    statistics = ModelStatistics()
 
     def submit(self, request: Request) -> None:
         request.on_response(request, Response(error=invalid("no")))

@@ -18,6 +18,7 @@ from stubserve.http.infer import HttpInferCall
 from stubserve.http.message import Reply
 from stubserve.inference.long_work import LARGE_BYTES, Offload
 from stubserve.inference.request import Request
+from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.trace import ModelTracing
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import HeapAccount
@@ -30,6 +31,7 @@ class Model:
     """Takes requests."""
 
     tracing = ModelTracing()
+    statistics = ModelStatistics()
     signature = echo("m", "UINT8", "-1")
 
     def __init__(self) -> None:

@@ -14,6 +14,7 @@ from stubserve.inference.call import Call
 from stubserve.inference.long_work import LongWork, Offload
 from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
+from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import TENSOR_BYTES, ModelTracing
 from stubserve.memory.blocks import Block
@@ -31,6 +32,7 @@ class Model:
     """Takes requests, or refuses them."""
 
     tracing = ModelTracing()
+    statistics = ModelStatistics()
 
     def __init__(self) -> None:
         self.name, self.version = "m", 1

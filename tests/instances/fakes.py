@@ -23,6 +23,7 @@ from stubserve_stub.wire.stub_arena import StubArena
 from stubserve.errors import ServeError, invalid
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
+from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import ModelTracing
 from stubserve.inference.work import Work
@@ -84,6 +85,7 @@ class Model:
     """A model that is called: remembers its requests. Its answers come from the test, through `answer`."""
 
     tracing = ModelTracing()
+    statistics = ModelStatistics()
 
     def __init__(self, signature: Signature = MODEL) -> None:
         self.signature = signature

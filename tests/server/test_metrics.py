@@ -97,6 +97,7 @@ INSTANCE = {*MODEL, "instance"}
 FAMILIES = {
     "nv_inference_request_success": ("counter", MODEL),
     "nv_inference_request_failure": ("counter", {*MODEL, "reason"}),
+    "stubserve_response_errors_total": ("counter", {*MODEL, "code"}),
     "nv_inference_count": ("counter", MODEL),
     "nv_inference_exec_count": ("counter", MODEL),
     "nv_inference_request_duration_us": ("counter", MODEL),

@@ -15,6 +15,7 @@ from stubserve.errors import Code, ServeError, internal, not_found
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
+from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import ModelTracing
 from stubserve.instances.waiting import Coming, dead_end
@@ -85,6 +86,7 @@ class Member:
     """A member that keeps its requests until the test answers them."""
 
     tracing = ModelTracing()
+    statistics = ModelStatistics()
 
     def __init__(self, name: str, inputs: str = "IN", batch: int = 0) -> None:
         text = "".join(f'input {{ name: "{one}" data_type: TYPE_FP32 dims: -1 }}' for one in inputs.split())

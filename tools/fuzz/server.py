@@ -22,6 +22,7 @@ from stubserve.errors import ServeError, not_found
 from stubserve.inference.long_work import LongWork, Offload
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
+from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import ModelTracing
 from stubserve.memory.blocks import Block
@@ -96,6 +97,7 @@ class Model:
     version = 1
 
     tracing = ModelTracing()
+    statistics = ModelStatistics()
 
     def __init__(self, name: str) -> None:
         self.signature = signature(name)

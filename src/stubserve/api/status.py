@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import orjson
 
 from stubserve.inference.long_work import LongWork
+from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tokens import Tokens
 from stubserve.instances.stub_process import own_memory
 from stubserve.memory.server_memory import Memory
@@ -50,11 +51,14 @@ class ServerStatus:
         """The current status."""
         now = time.time()
         rows: list[dict[str, Any]] = []
+        answers: list[dict[str, float | str]] = []
         for entry in tuple(self._models()):
             if not entry.versions:
                 rows.append({"name": entry.name, "version": "", "state": "UNAVAILABLE", "reason": entry.reason})
             for version in tuple(entry.versions.values()):
                 rows.append(_row(entry, version))
+                if version.model is not None:
+                    answers += _error_answers(version.model)
                 yield None
         totals = [sum(row[key] for row in rows if "answered" in row) for key in ("answered", "failed", "ns", "queued")]
         if not self._history or now - self._history[-1][0] >= _SPACING_S:
@@ -80,7 +84,7 @@ class ServerStatus:
                         "outputs of models": held["stubs"],
                     },
                 },
-                "errors": self._errors.newest_first(),
+                "errors": sorted([*self._errors.newest_first(), *answers], key=lambda one: -float(one["time"])),
                 "history": list(self._history),
             },
             default=str,
@@ -119,6 +123,13 @@ def _row(entry: ModelEntry, version: VersionEntry) -> dict[str, Any]:
         "tokens": _tokens_row(statistics.tokens),
         "instances": instances,
     }
+
+
+def _error_answers(model: ServedModel) -> Iterator[dict[str, float | str]]:
+    """The last answer with each code of an error, in the form of the log's errors."""
+    for code, answers in model.statistics.errors.items():
+        text = f"model '{model.name}' version {model.version} answered {code.name}: {answers.text}"
+        yield {"time": answers.last_s, "text": text, "count": answers.count}
 
 
 def _tokens_row(tokens: Tokens | None) -> dict[str, Any] | None:

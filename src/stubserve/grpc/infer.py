@@ -51,7 +51,11 @@ class GrpcInferCall(Call):
         start_ns = time.monotonic_ns()
         signature = self.model.signature
         server = self._server
-        request, self.reply_format = decode(data, envelope, signature, server.store, block, offset, server.regions)
+        try:
+            request, self.reply_format = decode(data, envelope, signature, server.store, block, offset, server.regions)
+        except ServeError as error:
+            self.model.statistics.record_error(error)
+            raise
         if forwarded:
             request = with_headers(request, forwarded)
         request.request_start_ns = start_ns

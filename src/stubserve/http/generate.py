@@ -95,8 +95,10 @@ class GenerateCall(Call):
             placer = BodyPlacer(b"", None, 0, self._server.store)
             try:
                 request = self._as_headers_say(decode_generate(body, self.model.signature, placer))
-            except BaseException:
+            except BaseException as error:
                 self._let_go()
+                if isinstance(error, ServeError):
+                    self.model.statistics.record_error(error)
                 raise
             self.begin(request)
 

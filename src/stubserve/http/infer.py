@@ -99,8 +99,10 @@ class HttpInferCall(Call):
             )
             if server.http_forwarding is not None:
                 request = server.http_forwarding.forward(request, head.headers)
-        except BaseException:
+        except BaseException as error:
             self._let_go()
+            if isinstance(error, ServeError):
+                self.model.statistics.record_error(error)
             raise
         request.request_start_ns = self._start_ns
         self.begin(request)

@@ -148,6 +148,8 @@ class Call:
     def on_response(self, request: Request, response: Response) -> None:
         if request is not self.request:
             return
+        if response.error is not None and not request.cancelled:
+            self.model.statistics.record_error(response.error)
         if response.final:
             self.request = None
             if self._share is not None:
@@ -230,7 +232,9 @@ class Call:
             except ServeError as refusal:
                 self.refused(refusal)
         if error is not None and not gone:
-            self.refused(self.as_answer(error))
+            answer = self.as_answer(error)
+            self.model.statistics.record_error(answer)
+            self.refused(answer)
         if block is not None:
             block.drop()
 
@@ -250,9 +254,12 @@ class Call:
     def _refused(self, request: Request, raised: Exception) -> ServeError:
         self.give_up(request)
         if isinstance(raised, ServeError):
-            return raised
-        log.error("a request to model '%s' could not be submitted", self.model.signature.model, exc_info=raised)
-        return internal("unexpected error while the request was handled; see the server's log")
+            refusal = raised
+        else:
+            log.error("a request to model '%s' could not be submitted", self.model.signature.model, exc_info=raised)
+            refusal = internal("unexpected error while the request was handled; see the server's log")
+        self.model.statistics.record_error(refusal)
+        return refusal
 
 
 def asker_of(request: Request) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stubserve.errors import Code, ServeError
 from stubserve.inference.request import (
     BACKEND_FAILURE,
     CANCELLED,
@@ -27,6 +28,9 @@ FAILURE_REASONS = {REJECTED: "REJECTED", CANCELLED: "CANCELED", BACKEND_FAILURE:
 
 # How many responses to one request have statistics of their own.
 RESPONSES = 256
+
+# What is kept of an error's text
+_TEXT_LENGTH = 2000
 
 
 class _Executions:
@@ -73,6 +77,15 @@ class _Responses:
         }
 
 
+class ErrorAnswers:
+    """The answers that are errors with one code: how many, and the last one, with its Unix time."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last_s = 0.0
+        self.text = ""
+
+
 class ModelStatistics:
     """The statistics of one model version.
 
@@ -99,6 +112,8 @@ class ModelStatistics:
         self.cache_hit_ns = 0
         self.cache_miss_count = 0
         self.cache_miss_ns = 0
+        # Upstream's counts take an execution that answers with an error for a success.
+        self.errors: dict[Code, ErrorAnswers] = {}
         # Only for a model that OpenAI's routes can serve
         self.tokens: Tokens | None = None
         # Only for a decoupled model: responses by their place in the answer to one request
@@ -185,6 +200,13 @@ class ModelStatistics:
     def record_failure(self, request: Request) -> None:
         """Counts a request that ended without an execution, under its outcome (OTHER if it has none)."""
         self._count_failure(request, time.monotonic_ns())
+
+    def record_error(self, error: ServeError) -> None:
+        """Counts an answer that is an error, whoever made it: the model, or the server for it."""
+        answers = self.errors.setdefault(error.code, ErrorAnswers())
+        answers.count += 1
+        answers.last_s = time.time()
+        answers.text = error.message[:_TEXT_LENGTH]
 
     def to_dict(self, model: str, version: int) -> dict[str, Any]:
         """One entry of `model_stats`, keys in upstream's order."""

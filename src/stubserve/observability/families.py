@@ -11,6 +11,8 @@ import re
 _TABLE = """
 counter nv_inference_request_success: Number of successful inference requests, all batch sizes
 counter nv_inference_request_failure: Number of failed inference requests, all batch sizes
+counter stubserve_response_errors_total: Answers that are errors, by code, whatever the protocol: errors with which the
+    model answers, which are successes for the counters above, and those with which the server answers for it
 counter nv_inference_count: Number of inferences performed (does not include cached requests)
 counter nv_inference_exec_count: Number of model executions performed (does not include cached requests)
 counter nv_inference_request_duration_us: Cumulative inference request duration in microseconds (includes cached

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import psutil
 
+from stubserve.errors import Code
 from stubserve.inference.latencies import FIRST_RESPONSE, Latencies
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.served_model import ServedModel
@@ -110,6 +111,12 @@ class ServerMetrics:
         failures = _family(exposition, "nv_inference_request_failure")
         for outcome, reason in FAILURE_REASONS.items():
             failures.sample(_sorted({**names, "reason": reason}), statistics.failures[outcome])
+        errors = _family(exposition, "stubserve_response_errors_total")
+        for code in Code:
+            if code <= Code.CANCELLED:
+                answers = statistics.errors.get(code)
+                count = 0 if answers is None else answers.count
+                errors.sample(_sorted({**names, "code": code.name}), count)
         wanted = dict(_COUNTS)
         if self._options.counter_latencies:
             # As in upstream, all metrics of the cache go with the latencies.

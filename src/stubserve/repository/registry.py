@@ -43,8 +43,9 @@ class VersionEntry:
 class ModelEntry:
     """One model name. `reason` is set if the model as a whole cannot be served (no versions then).
 
-    `is_empty` is set if that is for want of a version, although its configuration is right. `on_disk` is why the files on disk could not replace the serving model; empty if there is no fault. `told` are the
-    log's texts about failed loads of the present files.
+    `is_empty` is set if that is for want of a version, although its configuration is right. `on_disk` is why the files
+    on disk could not replace the serving model; empty if there is no fault. `told` are the log's texts about failed
+    loads of the present files.
     """
 
     name: str
