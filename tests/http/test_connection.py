@@ -211,6 +211,36 @@ def test_chunked_bodies(server: Serving) -> None:
 
 
 @pytest.mark.parametrize(
+    ("coded", "told"),
+    [
+        (b"\x0b5\r\n", "Invalid chunk size"),
+        (b" 5\r\n", "Invalid chunk size"),
+        (b"5\x0c\r\n", "Invalid chunk size"),
+        (b"0x5\r\n", "Invalid chunk size"),
+        (b"5;a\0\r\n", "Invalid chunk size"),
+        (b"0\r\nno field\r\n", "Invalid trailer"),
+        (b"0\r\nA: \0\r\n", "Invalid trailer"),
+        (b"0\r\n folded: 1\r\n", "Invalid trailer"),
+        (b"0\r\n" + b"A: b\r\n" * 257, "Invalid trailer"),
+    ],
+)
+def test_chunks_and_trailers_that_are_none(server: Serving, coded: bytes, told: str) -> None:
+    with Client(server) as client:
+        client.send(post(b"", "echo", "Transfer-Encoding: chunked", length=-1) + coded)
+        status, _, body = client.answer()
+        assert (status, json.loads(body)["error"]) == (400, told)
+        assert client.closed()
+
+
+@pytest.mark.parametrize("line", [b"GET /v2/health/live", b"GET /v2/health/live HTTP/0.9"])
+def test_http_0_9_is_not_served(server: Serving, line: bytes) -> None:
+    with Client(server) as client:
+        client.send(line + b"\r\nHost: a\r\n\r\n")
+        assert client.answer()[0] == 505
+        assert client.closed()
+
+
+@pytest.mark.parametrize(
     ("refused", "told"),
     [(b"1\r\n \r\n", "exceeds maximum of 65536 non-empty chunks"), (b"zz\r\n", "Invalid chunk size")],
 )

@@ -6,6 +6,7 @@ connection needs to know, because it hands single requests to different handlers
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 
 from stubserve_stub.wire.layout import ALIGNMENT
@@ -14,7 +15,7 @@ from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.arrival import ArenaArrival
 from stubserve.connections.slow_clients import Owner
 from stubserve.errors import ServeError, invalid
-from stubserve.http.message import BadRequest, RequestHead
+from stubserve.http.message import MAX_FIELDS, BadRequest, RequestHead
 
 DEFAULT_MAX_INPUT_SIZE = 64 << 20
 LIMIT_HINT = "Use --http-max-input-size to increase the limit."
@@ -23,6 +24,9 @@ MAX_BODY_BYTES = 2**31 - 1
 # Chunks that are not empty, as upstream
 MAX_CHUNKS = 65536
 _MAX_LINE = 4096
+# A chunk's size, with an extension, and a field of a trailer; both are ignored, and must not hide anything
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?").fullmatch
+_TRAILER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*").fullmatch
 
 
 def too_large(what: str, nbytes: int, max_input_size: int) -> ServeError:
@@ -73,6 +77,7 @@ class ChunkedBody:
     def __init__(self) -> None:
         self.done = False
         self._chunks = 0
+        self._trailers = 0
         self._left = 0
         self._line = bytearray()
         # What the next line is: a chunk's size, the end of a chunk's data, or a part of the trailer
@@ -106,10 +111,10 @@ class ChunkedBody:
 
     def _on_line(self, line: bytes) -> None:
         if self._expect == "size":
-            digits = line.partition(b";")[0].strip()
-            if not digits or len(digits) > 15 or digits.strip(b"0123456789abcdefABCDEF"):
+            size = _SIZE(line)
+            if size is None:
                 raise BadRequest("Invalid chunk size")
-            self._left = int(digits, 16)
+            self._left = int(size[1], 16)
             if self._left:
                 self._chunks += 1
                 if self._chunks > MAX_CHUNKS:
@@ -126,3 +131,7 @@ class ChunkedBody:
             self._expect = "size"
         elif not line:
             self.done = True
+        else:
+            self._trailers += 1
+            if self._trailers > MAX_FIELDS or _TRAILER(line) is None:
+                raise BadRequest("Invalid trailer")

@@ -148,6 +148,8 @@ def parse_head(data: bytes) -> RequestHead:
         raise BadRequest(str(error)) from None
     head.method = parser.get_method()
     http_version = parser.get_http_version()
+    if http_version == "0.9":
+        raise BadRequest("HTTP/0.9 is not served; the request line of HTTP/1.1 ends with HTTP/1.1", 505)
     if len(head.headers) > MAX_FIELDS:
         raise BadRequest(f"Request head has {len(head.headers)} fields; it may have {MAX_FIELDS}", 431)
     hosts = 0
