@@ -297,6 +297,47 @@ def test_every_flag_of_upstream_is_known(name: str) -> None:
     assert places.count(True) == 1
 
 
+# Those of Triton's own front end for OpenAI's protocol
+OPENAI = """
+    --model-repository m --tokenizer . --backend vllm --lora-separator + --tritonserver-log-verbose-level 1
+    --host 127.0.0.1 --tool-call-parser llama3 --max-tool-call-parse-bytes 512 --chat-template x.jinja
+    --default-max-tokens 16 --model-control-mode explicit --load-model * --openai-port 9000 --uvicorn-log-level info
+    --openai-restricted-api inference,model-repository admin-key admin-value --openai-restricted-api metrics key value
+    --http-max-input-size 1000 --enable-kserve-frontends --kserve-http-port 8010 --kserve-grpc-port 8011
+"""
+
+
+def test_a_command_line_of_the_front_end_for_openai() -> None:
+    settings = parse_arguments(OPENAI.split())
+    http = settings.http
+    assert (http.address, http.port, http.openai_port) == ("127.0.0.1", 8010, 9000)
+    assert (settings.grpc.address, settings.grpc.port, settings.logging.verbose) == ("127.0.0.1", 8011, 1)
+    admin = ("admin-key", "admin-value")
+    assert http.openai_restrictions == ({"inference": admin, "model-repository": admin}, {"metrics": ("key", "value")})
+    assert settings.instances.tokenizer == Path()
+    assert len(settings.notices) == 8
+    assert all(" has no effect: " in notice for notice in settings.notices)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--openai-port=70000", "--openai-port must be a number from 0"),
+        ("--tokenizer=meta-llama/Meta-Llama-3", "nothing is fetched from Hugging Face here"),
+        ("--openai-port=0 --openai-restricted-api x key value", "Unknown API 'x'. Available APIs: ['inference',"),
+        ("--openai-port=0 --openai-restricted-api inference key", "it needs three words"),
+        (
+            "--openai-port=0 --openai-restricted-api inference k v --openai-restricted-api inference k v",
+            "restricted api 'inference' can not be specified in multiple config groups",
+        ),
+        ("--openai-restricted-api inference key value", "--openai-restricted-api needs --openai-port"),
+    ],
+)
+def test_wrong_values_for_the_front_end_for_openai(words: str, text: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(text)):
+        parse_arguments(["m", *words.split()])
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -37,6 +37,7 @@ _HOSTS = {
     "http.allow": "an ASGI host serves HTTP itself",
     "http.address": "an ASGI host listens itself",
     "http.port": "an ASGI host listens itself",
+    "http.openai_port": "an ASGI host listens itself",
     "http.reuse_port": "an ASGI host listens itself",
     **dict.fromkeys(
         ("http.use_ssl", "http.use_ssl_mutual", "http.server_cert", "http.server_key", "http.root_cert"),

@@ -24,6 +24,9 @@ class Code(enum.IntEnum):
     UNAUTHENTICATED = 101
     FORBIDDEN = 102
     RESTRICTED = 103
+    # INVALID_ARG to most clients; OpenAI's routes tell them apart: a body that is too large, and one of a wrong form
+    TOO_LARGE = 104
+    WRONG_FORM = 105
 
     @property
     def http_status(self) -> int:
@@ -53,6 +56,8 @@ _SHOWN = {
     Code.FORBIDDEN: (403, 7, "Permission denied"),
     # As in Triton
     Code.RESTRICTED: (403, 14, "Restricted"),
+    Code.TOO_LARGE: (400, 3, "Invalid argument"),
+    Code.WRONG_FORM: (400, 3, "Invalid argument"),
 }
 
 

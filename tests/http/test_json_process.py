@@ -202,3 +202,23 @@ def test_a_process_that_dies_costs_one_request() -> None:
         drop_blocks((await reading.infer(document)).inputs)
 
     run(act)
+
+
+def test_a_chat_template_that_does_not_end_costs_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jinja2")
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+    async def act(reading: Reading) -> None:
+        async def text(template: str) -> str:
+            given = ("m", template, {"bos_token": "<s>"})
+            return await reading.process.chat_text(given, '[{"role": "user"}]', "", reading.memory.store)
+
+        long = "x" * 100_000
+        assert await text("{{ bos_token }}{{ messages[0].role }}" + long) == "<s>user" + long
+        monkeypatch.setattr("stubserve.http.json.process.CHAT_S", 0.2)
+        with pytest.raises(ServeError, match="the chat template of model 'm' took longer than"):
+            await text(endless)
+        monkeypatch.undo()
+        assert await text("{{ messages[0].role }}") == "user"
+
+    run(act)

@@ -23,8 +23,9 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 TIMES = ("time_to_first_token", "inter_token_latency", "e2e_request_latency")
 PENDING = 'nv_inference_pending_request_count{model="words",version="1"}'
 NO_CHAT = (
-    "model 'words' does not serve chat: it takes a plain text; give it an input 'messages' or 'openai_request', or set "
-    "its parameter OPENAI_ROUTES to 'chat,completions' to have the messages joined as '<role>: <text>'"
+    "model 'words' does not serve chat: it takes a plain text; give it an input 'messages' or 'openai_request', or a "
+    "tokenizer with a chat template in its folder, or set its parameter OPENAI_ROUTES to 'chat,completions' to have "
+    "the messages joined as '<role>: <text>'"
 )
 
 
@@ -192,8 +193,9 @@ def test_large_texts(serving: Serving) -> None:
     assert "".join(event["choices"][0]["text"] for event in events) == "é" * 1_200_000
     answer = ask(serving, COMPLETIONS, {"model": "whole", "prompt": text, "n": 0})
     assert refusal(answer) == ("'n': expected `int` >= 1", "n", None)
-    answer = ask(serving, COMPLETIONS, {"model": "whole", "prompt": text, "n": 128})
-    assert "exceeds the maximum allowed input size" in refusal(answer)[0]
+    message, param, code = refusal(ask(serving, COMPLETIONS, {"model": "whole", "prompt": text, "n": 128}), 413)
+    assert "exceeds the maximum allowed input size" in message
+    assert (param, code) == ("n", "content_too_large")
 
 
 def test_a_model_that_is_not_decoupled(serving: Serving) -> None:
@@ -583,7 +585,8 @@ def test_tokens(tmp_path: Path) -> None:
             assert answer.headers["www-authenticate"] == "Bearer"
             assert refusal(answer, 401)[2] == "invalid_api_key"
             answer = server.request(method, path, sent, {"Authorization": "Bearer a-token-for-metadata"})
-            assert refusal(answer, 403)[0] == "The token is not good for the API 'inference'"
+            kind = "inference" if path == COMPLETIONS else "model-repository"
+            assert refusal(answer, 403)[0] == f"The token is not good for the API '{kind}'"
             right = {"Authorization": "Bearer a-token-for-everything"}
             assert server.request(method, path, sent, right).status == 200
 

@@ -46,6 +46,10 @@ HTTP = {
     "/v2/cudasharedmemory/region/{region}/unregister": "Nothing: there are none.",
     "/v1/models": "With `--openai`: the models that OpenAI's routes serve. See [Language models](../guides/language-models.md).",
     "/v1/models/{model}": "With `--openai`: one of them.",
+    "/v1/models/{model}/load": "With `--openai`: loads a model that is not loaded, under explicit model control.",
+    "/v1/models/{model}/unload": "With `--openai`: unloads a model.",
+    "/health/ready": "With `--openai`: as `/v2/health/ready`.",
+    "/metrics": "With `--openai`: the metrics, as on their own port.",
     "/v1/chat/completions": "With `--openai`: a chat, as a whole or as server-sent events.",
     "/v1/completions": "With `--openai`: a text that goes on.",
     "/v1/embeddings": "With `--openai`: vectors of texts.",
@@ -90,7 +94,7 @@ An error over HTTP is `{"error": "..."}` with one of these statuses; over gRPC i
 
 def http_routes() -> dict[str, list[str]]:
     """Path -> methods, without those paths that name a version."""
-    app = create_app(cast(Any, None), openai=True)
+    app = create_app(cast(Any, None), openai=True, metrics=cast(Any, str))
     found = {}
     for route in app.routes:
         assert isinstance(route, Route)

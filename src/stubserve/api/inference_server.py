@@ -27,6 +27,10 @@ class LargeJson(Protocol):
 
     async def read_generate(self, text: bytes, signature: Signature, store: Store) -> Request: ...
 
+    async def chat_text(
+        self, template: tuple[str, str, dict[str, str]], messages: str, tools: str, store: Store
+    ) -> str: ...
+
     async def read_openai(self, text: bytes, route: str, store: Store) -> Any: ...
 
 

@@ -33,6 +33,14 @@ _CHOICES = {
     "grpc-infer-response-compression-level": (_INVALID, ("none", "low", "medium", "high")),
     "log-format": (_INVALID.replace("{0}", "log_format"), (DEFAULT, ISO8601, JSON)),
 }
+# Flags of Triton's front end for OpenAI's protocol: those that have other names here, and one that takes three words
+_ALIASES = {
+    "host": ("http-address", "grpc-address"),
+    "kserve-http-port": ("http-port",),
+    "kserve-grpc-port": ("grpc-port",),
+    "tritonserver-log-verbose-level": ("log-verbose",),
+}
+_THREE_WORDS = "openai-restricted-api"
 _NOT_NEGATIVE = (
     "repository-poll-secs", "request-min-rate", "request-timeout-secs", "send-timeout-secs", "idle-timeout-secs",
     "max-connections", "metrics-interval-ms",
@@ -60,11 +68,17 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
             name, equals, text = "model-repository", "=", word
         else:
             name, equals, text = word[2:].partition("=")
+        if name in _ALIASES and (equals or words):
+            value = text if equals else words.pop(0)
+            words[:0] = [f"--{one}={value}" for one in _ALIASES[name]]
+            continue
         flag = by_name.get(name)
         if flag is None and name not in UNNEEDED:
             close = difflib.get_close_matches(name, by_name, 1)
             raise UsageError(f"Unexpected argument: {word}" + (f"; did you mean --{close[0]}?" if close else ""))
-        if not equals:
+        if not equals and name == _THREE_WORDS:
+            text, words = " ".join(words[:3]), words[3:]
+        elif not equals:
             is_switch = (flag or UNNEEDED[name]).switch
             if words and not words[0].startswith("--") and (not is_switch or _is_bool(words[0])):
                 text = words.pop(0)
@@ -134,6 +148,12 @@ def _check(settings: Settings) -> None:
         )
     if settings.instances.stub_writable and "files" not in settings.instances.stub_sandbox:
         raise UsageError("--stub-writable needs --stub-sandbox=files: only sandboxed stubs need leave to write")
+    tokenizer = settings.instances.tokenizer
+    if tokenizer is not None and not tokenizer.is_dir():
+        raise UsageError(
+            f"--tokenizer is a folder with a tokenizer_config.json. Got {tokenizer}, which is none; "
+            "nothing is fetched from Hugging Face here"
+        )
     if not 0 < settings.clients.share <= 100:
         raise UsageError(f"--connection-share is a percentage from 1 to 100. Got {settings.clients.share}")
     if settings.auth.open_kinds and settings.auth.token_file is None:
@@ -151,6 +171,9 @@ def _check(settings: Settings) -> None:
             compile_re2(front.header_forward_pattern)
         except re.error as error:
             raise UsageError(f"--{name}-header-forward-pattern is no regular expression: {error}") from None
+    check_restricted([kind for group in settings.http.openai_restrictions for kind in group], "api")
+    if settings.http.openai_restrictions and settings.http.openai_port is None:
+        raise UsageError("--openai-restricted-api needs --openai-port; for the port of HTTP say --http-restricted-api")
     tracing = settings.tracing
     if tracing.mode != OPENTELEMETRY and tracing.levels and not tracing.file:
         raise UsageError("--trace-config level needs a file for traces: --trace-config triton,file=<path>")
@@ -212,12 +235,14 @@ def with_platform(values: Mapping[str, Any], environment: Mapping[str, str]) -> 
 
 def _check_ports(settings: Settings) -> None:
     http, grpc, metrics = settings.http, settings.grpc, settings.metrics
-    ports = [("http", http.port), ("grpc", grpc.port), ("metrics", metrics.port)]
+    openai = http.openai_port or 0
+    ports = [("http", http.port), ("openai", openai), ("grpc", grpc.port), ("metrics", metrics.port)]
     for name, port in (*ports, ("sagemaker", settings.sagemaker.port), ("vertex-ai", settings.vertex.port)):
         if not 0 <= port < 1 << 16:
             raise UsageError(f"--{name}-port must be a number from 0 (any that is free) to 65535. Got {port}")
     places = {
         "HTTP": (http.address, http.port if http.allow else 0),
+        "OpenAI": (http.address, openai),
         "GRPC": (grpc.address, grpc.port if grpc.allow else 0),
         "metrics": (settings.metrics_address, metrics.port if metrics.allow else 0),
         "Sagemaker": (http.address, settings.sagemaker.port if settings.sagemaker.allow else 0),

@@ -83,6 +83,8 @@ model-load-gpu-limit = gpu_load_limits: <GPU>:<fraction>: loads on this GPU fail
 enable-peer-access = peer_access: Copy tensors from one GPU to another directly, where the GPUs can (true).
 check-outputs = check_outputs: Compare outputs of Python models with their configuration: never, first (answers of
     each instance), always, or refuse, which answers wrong ones with an error (first).
+tokenizer = tokenizer: A folder with a tokenizer's files; its chat template is for models that take a text and have none
+    in their own folders.
 debug-model = debug_models: Give this model's stub the terminal, so that breakpoint() works in it.
 [http] HTTP
 allow-http = allow: Serve HTTP (true).
@@ -99,6 +101,10 @@ http-server-key = server_key: Its private key, a PEM file.
 http-root-cert = root_cert: Root certificates of HTTP's clients, a PEM file.
 try-page = try_page: Pages at /try and, with --openai, /chat; /v2/openapi.json (true where --http-address is loopback).
 openai = openai: OpenAI's routes at /v1, for chats, completions and embeddings (false).
+openai-port = openai_port: One more port for HTTP, where OpenAI's routes answer as Triton's own front end for them does;
+    it may be 9000, the one that this has (none).
+openai-restricted-api = openai_restrictions: <API>,... <header> <value> that requests to these APIs must have on this
+    port: inference, model-repository, metrics or health.
 http-cors-origin = cors_origins: Pages of this origin may ask, as https://example.org, or * for all (none).
 [grpc] gRPC
 allow-grpc = allow: Serve gRPC (true).
@@ -226,6 +232,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
     "http-cors-origin": values.parse_origin,
     "http-restricted-api": values.restricted("--http-restricted-api", "api"),
     "grpc-restricted-protocol": values.restricted("--grpc-restricted-protocol", "protocol"),
+    "openai-restricted-api": values.parse_openai_restriction,
     "sagemaker-safe-port-range": values.parse_port_range,
     "fair-queues": values.parse_fair_queues,
     "auth-open-api": values.parse_kinds,

@@ -41,7 +41,17 @@ def _check_host_policy(text: str) -> None:
 
 _ONE_LOOP = "HTTP is served by one event loop, not by a pool of threads"
 
+_OWN_PARSERS = "what a model says is passed on: the model itself makes the tool calls of its answers"
+
 UNNEEDED = {
+    "backend": Unneeded("the names of a model's inputs and outputs say how OpenAI's routes ask it", str),
+    "enable-kserve-frontends": Unneeded("HTTP and gRPC are served anyway (--allow-http, --allow-grpc)", parse_bool),
+    "uvicorn-log-level": Unneeded("there is one log (--log-verbose, --access-log)", str),
+    "default-max-tokens": Unneeded("a model that is told no number of tokens has its own", parse_int),
+    "chat-template": Unneeded("it is read as chat_template.jinja in a model's folder, or that of --tokenizer", str),
+    "lora-separator": Unneeded("adapters are chosen by the configuration of a model, not by its name", str),
+    "tool-call-parser": Unneeded(_OWN_PARSERS, str),
+    "max-tool-call-parse-bytes": Unneeded(_OWN_PARSERS, parse_int),
     "cache-directory": Unneeded("the caches are built in", str),
     "http-thread-count": Unneeded(_ONE_LOOP, parse_int),
     "sagemaker-thread-count": Unneeded(_ONE_LOOP, parse_int),

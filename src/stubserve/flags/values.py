@@ -152,6 +152,23 @@ def restricted(flag: str, noun: str) -> Callable[[str], dict[str, tuple[str, str
     return parse
 
 
+# The APIs of Triton's front end for OpenAI's protocol
+_OPENAI_KINDS = ("inference", "model-repository", "metrics", "health")
+
+
+def parse_openai_restriction(text: str) -> dict[str, tuple[str, str]]:
+    """Reads `<kind>,<kind> <key> <value>` as kind -> (key, value). Raises UsageError."""
+    words = text.split(" ")
+    if len(words) != 3 or not all(words):
+        raise UsageError(f"it needs three words: '<api>,<api>,...', a header and its value. Got {text}")
+    names = words[0].split(",")
+    for kind in names:
+        if kind not in _OPENAI_KINDS:
+            raise UsageError(f"Unknown API '{kind}'. Available APIs: {list(_OPENAI_KINDS)}")
+    check_restricted(names, "api")
+    return dict.fromkeys(names, (words[1], words[2]))
+
+
 def check_restricted(kinds: Sequence[str], noun: str) -> None:
     """Raises UsageError for a kind that is unknown or comes twice."""
     for kind in kinds:

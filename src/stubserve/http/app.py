@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from stubserve.api.access import Access
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.http.access import ANY, EXPOSED, INFERENCE, METHODS
@@ -47,7 +48,8 @@ _NOT_ALLOWED = invalid("Method Not Allowed")
 class _Methods:
     """One route as an ASGI app: picks the handler by method and turns its exceptions into answers.
 
-    `kind` is the kind of API, for which the server may have rules of access. `answer` is the form of its errors.
+    `kind` is the kind of API, for which the server may have rules of access; `access` are other rules than the server's
+    for HTTP. `answer` is the form of its errors.
     """
 
     def __init__(
@@ -56,16 +58,18 @@ class _Methods:
         kind: str,
         handlers: dict[str, Endpoint],
         answer: Callable[[ServeError], Response] = error_response,
+        access: Access | None = None,
     ) -> None:
         self._server = server
         self._kind = kind
         self._answer = answer
+        self._access = access
         self.methods = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         handler = self.methods.get(request.method)
-        access = self._server.http_access
+        access = self._access or self._server.http_access
         refusal = None if access is None else access.refusal(self._kind, functools.partial(values_of, request))
         response: Response
         if refusal is not None:
@@ -150,20 +154,30 @@ def create_app(
     cors_origins: Sequence[str] = (),
     try_page: bool = False,
     openai: bool = False,
+    metrics: Callable[[], Awaitable[str]] | None = None,
+    as_upstream: bool = False,
+    access: Access | None = None,
 ) -> Starlette:
     """The app for a server. With `lifespan` (an ASGI host runs it) the app starts and stops the server itself.
 
     Pages of `cors_origins` may ask. `try_page` adds the page on which people try models, and the
     models' description for tools (OpenAPI). The page itself needs no token: it says nothing about the server.
-    `openai` adds OpenAI's routes, whose errors have a form of their own; with both there is a page to chat, too.
+    `openai` adds OpenAI's routes, whose errors have a form of their own, and where `metrics()` gives them the metrics;
+    with both there is a page to chat, too. `as_upstream`: these answer as Triton's own front end for OpenAI's protocol.
+    `access` are other rules of access than the server's for HTTP.
     """
-    routes = [Route(path, _Methods(server, kind, handlers)) for path, kind, handlers in _table(server, try_page)]
+    routes = [
+        Route(path, _Methods(server, kind, handlers, error_response, access))
+        for path, kind, handlers in _table(server, try_page)
+    ]
     if openai:
         # Here, so that a server without these routes does not load them.
-        from stubserve.http.openai.errors import openai_error
+        from stubserve.http.openai.errors import openai_error, upstream_error
         from stubserve.http.openai.routes import table
 
-        routes += [Route(path, _Methods(server, INFERENCE, handlers, openai_error)) for path, handlers in table(server)]
+        answer = upstream_error if as_upstream else openai_error
+        rows = table(server, as_upstream, metrics)
+        routes += [Route(path, _Methods(server, kind, handlers, answer, access)) for path, kind, handlers in rows]
     if try_page:
         routes.append(Route("/try", _page(TRY)))
         if openai:

@@ -67,7 +67,9 @@ def not_allowed() -> Response:
 
 
 @contextlib.asynccontextmanager
-async def body_of(request: Request, server: ServerFacts, limit: int | None = None) -> AsyncIterator[bytes]:
+async def body_of(
+    request: Request, server: ServerFacts, limit: int | None = None, what: str = "request JSON size"
+) -> AsyncIterator[bytes]:
     """The request's body. Its bytes count in the heap's account until the context ends.
 
     Raises ServeError as soon as it is longer than `limit` bytes (--http-max-input-size), or memory is short.
@@ -86,7 +88,7 @@ async def body_of(request: Request, server: ServerFacts, limit: int | None = Non
                     too_long = True
                     break
         if too_long:
-            raise too_long_json(declared or len(body), limit)
+            raise too_long_json(declared or len(body), limit, what)
         yield bytes(body)
     finally:
         share.drop()

@@ -14,7 +14,7 @@ from stubserve_stub.wire.layout import ALIGNMENT
 from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.arrival import ArenaArrival
 from stubserve.connections.slow_clients import Owner
-from stubserve.errors import ServeError, invalid
+from stubserve.errors import Code, ServeError, invalid
 from stubserve.http.message import MAX_FIELDS, BadRequest, RequestHead
 
 DEFAULT_MAX_INPUT_SIZE = 64 << 20
@@ -36,9 +36,10 @@ def too_large(what: str, nbytes: int, max_input_size: int) -> ServeError:
     )
 
 
-def too_long_json(nbytes: int | str, limit: int) -> ServeError:
-    return invalid(
-        f"request JSON size of {nbytes} bytes exceeds the maximum allowed input size of {limit} bytes. {LIMIT_HINT}"
+def too_long_json(nbytes: int | str, limit: int, what: str = "request JSON size") -> ServeError:
+    return ServeError(
+        Code.TOO_LARGE,
+        f"{what} of {nbytes} bytes exceeds the maximum allowed input size of {limit} bytes. {LIMIT_HINT}",
     )
 
 

@@ -200,6 +200,11 @@ class ModelControl:
         await asyncio.to_thread(self._repositories.close)
         await self._finder.close()
 
+    @property
+    def is_explicit(self) -> bool:
+        """Whether clients may load and unload models."""
+        return self._explicit
+
     def _check_control(self) -> None:
         if not self._explicit:
             raise no_model_control()

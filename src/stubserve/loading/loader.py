@@ -37,13 +37,14 @@ from stubserve.loading.identity import digest_of, identity_of
 from stubserve.loading.launchers import Launchers
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances
-from stubserve.model_config.openai_routes import openai_use
+from stubserve.model_config.openai_routes import CHAT_TEMPLATE, TEXT, openai_use
 from stubserve.model_config.render import conclude_auto_complete, render_json
 from stubserve.model_config.validate import validate
 from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.model_config.validate_io import repeated_tensors
 from stubserve.model_config.validate_sequence import check_initial_states
 from stubserve.repository.candidate import Candidate
+from stubserve.repository.chat_template import read_chat_template
 from stubserve.repository.folder import read_labels
 from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.rate_limiter import RateLimiter
@@ -119,6 +120,7 @@ class Loader:
             ensemble.tracing = self._tracing(ensemble.name)
             ensemble.latencies = self._latencies(config)
             ensemble.statistics.tokens = _tokens(config)
+            await self._take_chat_template(ensemble, folder.path)
             if self._cache is not None and self._cache.is_shared:
                 members = b"".join([one.identity for one in ensemble.members.values()])
                 ensemble.identity = identity_of(config, version, members)
@@ -150,6 +152,7 @@ class Loader:
             model.tracing = self._tracing(name)
             model.latencies = self._latencies(config)
             model.statistics.tokens = _tokens(config)
+            await self._take_chat_template(model, folder.path)
             if files:
                 model.identity = identity_of(config, version, files)
             self._use_cache(model)
@@ -197,6 +200,15 @@ class Loader:
         """The samples to execute before instances are ready, from files, so in a thread. Raises ServeError."""
         samples = await asyncio.to_thread(read_samples, model.config, model.signature, folder)
         return WarmUp(model, samples, self._memory)
+
+    async def _take_chat_template(self, model: ServedModel, folder: Path) -> None:
+        """Reads the chat template of a model that takes a text, for OpenAI's routes."""
+        if openai_use(model.config).completions == TEXT:
+            folders = [folder / str(model.version), folder]
+            if self._settings.tokenizer is not None:
+                folders.append(self._settings.tokenizer)
+            found = await asyncio.to_thread(read_chat_template, model.name, folders)
+            model.signature.memo[CHAT_TEMPLATE] = found
 
     def _check_limits(self, config: Any, specs: Sequence[InstanceSpec]) -> None:
         """Raises ServeError INVALID_ARG if an instance asks for more of a resource than there is."""

@@ -18,6 +18,8 @@ PARAMETER = "OPENAI_ROUTES"
 CHAT, COMPLETIONS, EMBEDDINGS, NONE = "chat", "completions", "embeddings", "none"
 _ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS)
 
+# The key of a model's chat template in the memo of its signature
+CHAT_TEMPLATE = "chat-template"
 # Inputs: the whole body of the request; the messages of a chat as JSON; a text
 REQUEST, MESSAGES, TEXT = "openai_request", "messages", "text_input"
 # Outputs: objects as the route answers them; text

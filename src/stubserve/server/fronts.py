@@ -8,7 +8,7 @@ import functools
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
@@ -82,11 +82,29 @@ class HttpServer(uvicorn.Server):
 def http_server(server: Server, connections: Connections) -> HttpServer:
     """The HTTP front end of a server. Its connections share `connections`, for an orderly stop. Raises OSError."""
     http = server.settings.http
-    app = create_app(server, None, http.cors_origins, http.shows_try_page, http.openai)
+    app = create_app(server, None, http.cors_origins, http.shows_try_page, http.openai, _metrics(server))
+    return _on_own_connections(server, app, connections)
+
+
+def openai_server(server: Server, connections: Connections) -> HttpServer:
+    """The front end for OpenAI's protocol on a port of its own. Raises OSError."""
+    origins = server.settings.http.cors_origins
+    app = create_app(server, None, origins, False, True, _metrics(server), as_upstream=True, access=connections.access)
+    return _on_own_connections(server, app, connections)
+
+
+def _on_own_connections(server: Server, app: ASGIApp, connections: Connections) -> HttpServer:
     protocol = functools.partial(HttpConnection, connections)
     grace_s = server.settings.exit_timeout_secs
     config = _config(server, app, http=protocol, timeout_graceful_shutdown=grace_s)
     return HttpServer(config, _tls(server), server.offload)
+
+
+def _metrics(server: Server) -> Callable[[], Awaitable[str]] | None:
+    """Gives the current metrics; None where they are off."""
+    if not server.settings.metrics.allow:
+        return None
+    return lambda: server.offload.run(server.metrics.text())
 
 
 def metrics_server(server: Server) -> HttpServer:

@@ -28,6 +28,7 @@ from stubserve.server.fronts import (
     grpc_server,
     http_server,
     metrics_server,
+    openai_server,
     sagemaker_server,
     vertex_server,
 )
@@ -41,7 +42,7 @@ log = logging.getLogger("stubserve.server")
 # The part of --exit-timeout-secs for HTTP requests to end; the rest is for models to finalize.
 _DRAIN_PART = 0.8
 
-_HTTP, _METRICS = "HTTPService", "Metrics Service"
+_HTTP, _OPENAI, _METRICS = "HTTPService", "OpenAI HTTPService", "Metrics Service"
 
 
 class CannotServe(Exception):
@@ -56,6 +57,7 @@ class Ports:
         http = server.settings.http
         cors = Cors(http.cors_origins) if http.cors_origins else None
         self._connections = Connections(server, cors, server.settings.logging.access, server.http_access)
+        self._openai = Connections(server, cors, server.settings.logging.access, server.openai_access)
         self._http: dict[str, tuple[HttpServer, socket.socket]] = {}
         self._grpc: Http2Transport | None = None
         self._serving: list[asyncio.Task[None]] = []
@@ -97,6 +99,9 @@ class Ports:
         if settings.http.allow:
             make_http = functools.partial(http_server, connections=self._connections)
             yield _HTTP, "http", address, settings.http.port, make_http
+        if settings.http.openai_port is not None:
+            make_openai = functools.partial(openai_server, connections=self._openai)
+            yield _OPENAI, "openai", address, settings.http.openai_port, make_openai
         if settings.metrics.allow:
             yield _METRICS, "metrics", settings.metrics_address, settings.metrics.port, metrics_server
         if settings.sagemaker.allow:
@@ -168,10 +173,12 @@ class Ports:
     def begin_leaving(self) -> None:
         """The server goes soon: HTTP connections take one request more. gRPC's are told at the end, by a GOAWAY."""
         self._connections.open.begin_leaving()
+        self._openai.open.begin_leaving()
 
     def begin_drain(self) -> None:
         """Marks the HTTP requests under way now: `drain` waits for these."""
         self._connections.open.begin_drain()
+        self._openai.open.begin_drain()
 
     async def drain(self, timeout_s: float) -> None:
         """Accepts no more connections. Waits until HTTP requests are answered, for 0.8 of `timeout_s` at most.
@@ -180,10 +187,12 @@ class Ports:
         """
         if self._grpc is not None:
             self._stopping_grpc = asyncio.get_running_loop().create_task(self._grpc.stop(timeout_s))
-        if _HTTP in self._http:
-            self._http[_HTTP][0].stop()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._connections.open.drain(), timeout_s * _DRAIN_PART)
+        for name in (_HTTP, _OPENAI):
+            if name in self._http:
+                self._http[name][0].stop()
+        with contextlib.suppress(asyncio.TimeoutError):
+            draining = asyncio.gather(self._connections.open.drain(), self._openai.open.drain())
+            await asyncio.wait_for(draining, timeout_s * _DRAIN_PART)
 
     async def close(self) -> None:
         if self._stopping_grpc is not None:
@@ -193,7 +202,7 @@ class Ports:
         await asyncio.gather(*self._serving)
 
     def _log_requests_if_verbose(self) -> None:
-        self._connections.log_requests = self._server.log_settings.verbose
+        self._connections.log_requests = self._openai.log_requests = self._server.log_settings.verbose
 
 
 def _host(address: str) -> str:

@@ -64,6 +64,9 @@ class Server:
         self.tokens = None if auth.token_file is None else Tokens(auth.token_file, KINDS)
         self.owner = os.environ.pop(OWNER, "").encode()
         self.http_access = http_access(settings.http.restricted, self.tokens, auth.open_kinds, self.owner)
+        required = {kind: one for group in settings.http.openai_restrictions for kind, one in group.items()}
+        restricted = {**settings.http.restricted, **required}
+        self.openai_access = http_access(restricted, self.tokens, auth.open_kinds, self.owner)
         pattern = settings.http.header_forward_pattern
         self.http_forwarding = HeaderForwarding(pattern) if pattern else None
         self.max_input_size = settings.http.max_input_size

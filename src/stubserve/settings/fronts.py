@@ -65,6 +65,9 @@ class HttpSettings(FrontSettings):
     max_input_size: int = 64 << 20
     cors_origins: tuple[str, ...] = ()
     openai: bool = False
+    # A port of its own for them, and what it requires beside `restrictions`; None for none
+    openai_port: int | None = None
+    openai_restrictions: tuple[Restricted, ...] = ()
     # Whether to serve the page for trying models; None: if only this machine can reach it
     try_page: bool | None = None
 

@@ -176,6 +176,8 @@ class InstanceSettings:
     backend_config: tuple[tuple[str, str, str], ...] = ()
     environment_cache: Path | None = None
     debug_models: tuple[str, ...] = ()
+    # A folder with the chat template of models that have none of their own
+    tokenizer: Path | None = None
     restart_limit: int = 10
     restart_wait_secs: float = 10.0
     quarantine_secs: float = 0.0

@@ -20,7 +20,7 @@ from stubserve.inference.tensor import Tensor
 
 # Two lengths: of the part in msgpack, and of the bytes behind it
 HEAD = struct.Struct("<QQ")
-INFER, GENERATE, OPENAI = "infer", "generate", "openai"
+INFER, GENERATE, OPENAI, CHAT_TEXT = "infer", "generate", "openai", "chat"
 # Stands for the offset of a tensor that lies in its client's shared memory
 IN_REGION = -2
 

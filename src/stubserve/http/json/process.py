@@ -27,6 +27,7 @@ from typing import Any, cast
 from stubserve.api.placement import BodyPlacer, ReplyFormat, Slot, Store, regions_of
 from stubserve.errors import Code, ServeError, internal
 from stubserve.http.json.job import (
+    CHAT_TEXT,
     GENERATE,
     HEAD,
     IN_REGION,
@@ -46,6 +47,8 @@ from stubserve.memory.blocks import Block
 log = logging.getLogger("stubserve.http")
 
 IDLE_S = 60.0
+# What the rendering of a chat template may take
+CHAT_S = 10.0
 
 
 class JsonProcess:
@@ -80,6 +83,22 @@ class JsonProcess:
         request, _ = await self._read((OPENAI, route, 0, 0), memoryview(text), placer, None)
         return unpack_asked(request)
 
+    async def chat_text(
+        self, template: tuple[str, str, dict[str, str]], messages: str, tools: str, store: Store
+    ) -> str:
+        """As `openai.chat_template.render`. A template that takes too long ends the worker. Raises ServeError."""
+        text = memoryview(f"{messages}\0{tools}".encode())
+        placer = BodyPlacer(b"", None, 0, store)
+        try:
+            request, _ = await self._read((CHAT_TEXT, template, 0, 0), text, placer, None, CHAT_S)
+        except TimeoutError:
+            raise internal(f"the chat template of model '{template[0]}' took longer than {CHAT_S:g} s") from None
+        (tensor,) = request.inputs
+        try:
+            return bytes(tensor.buffer).decode()
+        finally:
+            drop_blocks(request.inputs)
+
     def close(self) -> None:
         """Ends the worker."""
         if self._idle is not None:
@@ -93,13 +112,18 @@ class JsonProcess:
             self._process = None
 
     async def _read(
-        self, job: tuple[Any, ...], text: memoryview, placer: BodyPlacer, holds: Block | None
+        self,
+        job: tuple[Any, ...],
+        text: memoryview,
+        placer: BodyPlacer,
+        holds: Block | None,
+        timeout_s: float | None = None,
     ) -> tuple[Request, Any]:
         await self._lock.acquire()
         if holds is not None:
             holds.hold()
         # Once begun, an exchange is finished even if its client has gone: the worker must not get out of step.
-        exchange = asyncio.ensure_future(self._exchange(job, text))
+        exchange = asyncio.ensure_future(self._exchange(job, text, timeout_s))
         exchange.add_done_callback(lambda _: self._lock.release())
         if holds is not None:
             exchange.add_done_callback(lambda _: holds.drop())
@@ -130,8 +154,8 @@ class JsonProcess:
         regions = regions_of(bool(read.regions), slots)
         return Request(inputs, read.id, read.options, read.requested_outputs, regions), reply_format
 
-    async def _exchange(self, job: tuple[Any, ...], text: memoryview) -> Read:
-        """Has the worker read a text. The caller holds the lock."""
+    async def _exchange(self, job: tuple[Any, ...], text: memoryview, timeout_s: float | None) -> Read:
+        """Has the worker read a text. The caller holds the lock. Raises ServeError; TimeoutError after `timeout_s`."""
         loop = asyncio.get_running_loop()
         if self._idle is not None:
             self._idle.cancel()
@@ -142,7 +166,7 @@ class JsonProcess:
             await loop.sock_sendall(connection, HEAD.pack(len(packed), len(text)) + packed)
             await loop.sock_sendall(connection, text)
             head = bytearray(HEAD.size)
-            await _receive(loop, connection, memoryview(head))
+            await asyncio.wait_for(_receive(loop, connection, memoryview(head)), timeout_s)
             size, data_size = HEAD.unpack(head)
             answer = bytearray(size)
             await _receive(loop, connection, memoryview(answer))
@@ -151,6 +175,9 @@ class JsonProcess:
                 raise ServeError(Code(code), *result)
             read = unpack_request(result)
             await self._receive_tensors(loop, connection, read.inputs, data_size)
+        except asyncio.TimeoutError:
+            self.close()
+            raise TimeoutError from None
         except (OSError, EOFError):
             log.error("the process that reads large JSON has ended while it read a request; it is started again")
             self.close()

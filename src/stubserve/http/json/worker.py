@@ -15,12 +15,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from stubserve_stub.wire.datatypes import BYTES
+
 from stubserve.api.placement import SMALL_BYTES
 from stubserve.closed_process import close_process
 from stubserve.errors import Code, ServeError
 from stubserve.http.generate_decode import decode_generate
 from stubserve.http.infer_json import decode_json
-from stubserve.http.json.job import HEAD, IN_REGION, INFER, OPENAI, pack, pack_request, unpack, unpack_signature
+from stubserve.http.json.job import (
+    CHAT_TEXT,
+    HEAD,
+    IN_REGION,
+    INFER,
+    OPENAI,
+    pack,
+    pack_request,
+    unpack,
+    unpack_signature,
+)
+from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.heap_account import MAX_WORDS_BYTES, WORDS_TEXT
 from stubserve.memory.regions import RegionPlace
@@ -68,6 +81,11 @@ def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes | memoryvie
         from stubserve.http.openai.body import pack_asked, read_body
 
         return pack_request(pack_asked(read_body(text, signature), recorder), None), recorder.data
+    if kind == CHAT_TEXT:
+        from stubserve.http.openai.chat_template import render
+
+        prompt = render(*signature, *text.decode().split("\0"))
+        return pack_request(Request([recorder.put("prompt", BYTES, [1], prompt.encode())]), None), recorder.data
     accepted = unpack_signature(signature)
     if kind == INFER:
         request, reply_format = decode_json(text, accepted, recorder, max_input_size)

@@ -18,7 +18,7 @@ from stubserve_stub.wire.datatypes import BYTES
 from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.api.placement import Placer
-from stubserve.errors import ServeError, invalid
+from stubserve.errors import Code, ServeError, invalid
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import drop_blocks
 from stubserve.model_config.openai_routes import CHAT, COMPLETIONS, EMBEDDINGS
@@ -145,9 +145,9 @@ def read_body(text: bytes, route: str) -> Asked:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise invalid(f"the body of the request is no JSON: {error}") from None
+        raise _wrong(f"the body of the request is no JSON: {error}") from None
     if not isinstance(document, dict):
-        raise invalid("the body of the request must be a JSON object")
+        raise _wrong("the body of the request must be a JSON object")
     for name in _RESERVED:
         if name in document:
             raise invalid(f"a request to this route has no member '{name}'").at(name)
@@ -156,7 +156,7 @@ def read_body(text: bytes, route: str) -> Asked:
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
     except RecursionError:
-        raise invalid("the body of the request is nested too deeply") from None
+        raise _wrong("the body of the request is nested too deeply") from None
     members: dict[str, Any] = {}
     documents: dict[str, str] = {}
     for name, value in document.items():
@@ -269,5 +269,9 @@ def _refusal(text: str) -> ServeError:
     missing = _MISSING.fullmatch(what)
     if missing is not None:
         place = f"{place}.{missing[1]}" if place else missing[1]
-        return invalid(f"'{place}' is missing").at(place)
-    return invalid(f"'{place}': {what[:1].lower()}{what[1:]}" if place else what).at(*([place] if place else []))
+        return _wrong(f"'{place}' is missing").at(place)
+    return _wrong(f"'{place}': {what[:1].lower()}{what[1:]}" if place else what).at(*([place] if place else []))
+
+
+def _wrong(message: str) -> ServeError:
+    return ServeError(Code.WRONG_FORM, message)

@@ -152,8 +152,9 @@ def no_such_route(model: str, route: str, use: OpenAiUse) -> ServeError:
     others = [one for one in (CHAT, COMPLETIONS, EMBEDDINGS) if use.input_of(one)]
     if route == CHAT and use.completions:
         hint = (
-            f"it takes a plain text; give it an input '{MESSAGES}' or '{REQUEST}', or set its parameter {PARAMETER} "
-            "to 'chat,completions' to have the messages joined as '<role>: <text>'"
+            f"it takes a plain text; give it an input '{MESSAGES}' or '{REQUEST}', or a tokenizer with a chat template "
+            f"in its folder, or set its parameter {PARAMETER} to 'chat,completions' to have the messages joined as "
+            "'<role>: <text>'"
         )
     else:
         hint = f"it serves {', '.join(others)}" if others else "it serves none of these routes"

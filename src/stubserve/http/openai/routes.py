@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stubserve.api.management import ServerFacts
 from stubserve.errors import Code, ServeError, invalid, not_found
-from stubserve.http.asgi_request import body_of, client_of, json_response, peer_of
+from stubserve.http.access import INFERENCE
+from stubserve.http.asgi_request import body_of, client_of, peer_of
 from stubserve.http.body import too_long_json
 from stubserve.http.fallback import REQUEST_ID
 from stubserve.http.generate import EventStream, InPieces
 from stubserve.http.infer_routes import cancel_when_gone, head_of
+from stubserve.http.management_routes import ManagementRoutes
 from stubserve.http.openai.body import Asked, read_body
 from stubserve.http.openai.call import OpenAiCall
+from stubserve.http.openai.models import ModelRoutes, use_of
 from stubserve.http.openai.objects import ObjectWriter
 from stubserve.http.openai.questions import SAMPLING, STOP_WORDS, Question, no_such_route, questions
 from stubserve.http.openai.texts import TextWriter
@@ -29,60 +30,42 @@ from stubserve.inference.long_work import LARGE_BYTES
 from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.openai_routes import (
     CHAT,
+    CHAT_TEMPLATE,
     COMPLETIONS,
     EMBEDDINGS,
     OBJECT_OUTPUT,
+    TEXT,
     OpenAiUse,
-    openai_use,
 )
+from stubserve.observability.exposition import CONTENT_TYPE
+from stubserve.repository.chat_template import ChatTemplate
 
-# The key of a model's use in the memo of its signature
-_USE = "openai"
-
-
-class ModelRoutes:
-    """`/v1/models`: the models that are ready, and that one of the routes can serve."""
-
-    def __init__(self, server: ServerFacts) -> None:
-        self._server = server
-        # OpenAI's models have a time; that of ours is when the server started.
-        self._created = int(time.time())
-
-    async def all(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [self._row(name) for name in self._names()]})
-
-    async def one(self, request: Request) -> Response:
-        name = request.path_params["model"]
-        if name not in self._names():
-            raise not_found(f"there is no model '{name}' that these routes serve and that is ready").at("model")
-        return json_response(self._row(name))
-
-    def _names(self) -> list[str]:
-        ready = (model for model in self._server.registry.serving() if not model.down())
-        served = (model.name for model in ready if any(map(_use(model).input_of, (CHAT, COMPLETIONS, EMBEDDINGS))))
-        return list(dict.fromkeys(served))
-
-    def _row(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "stubserve"}
+# Path, kind of API, and methods
+_Row = tuple[str, str, dict[str, Callable[[Request], Awaitable[Response]]]]
 
 
 class AskRoute:
     """One of the routes that ask a model."""
 
-    def __init__(self, server: ServerFacts, route: str) -> None:
+    def __init__(self, server: ServerFacts, route: str, as_upstream: bool) -> None:
         self._server = server
         self._route = route
+        self._as_upstream = as_upstream
 
     async def __call__(self, request: Request) -> Response:
         if request.headers.get("content-encoding", "identity") not in ("identity", ""):
             raise invalid("Unsupported content-encoding, only 'identity' is supported.")
-        async with body_of(request, self._server) as body:
+        async with body_of(request, self._server, what="Request size") as body:
             asked = await self._read(body)
             model = self._find(asked.model)
             request.scope["path_params"] = {"model": model.name}  # for the access log
-            use = _use(model)
+            use = use_of(model)
             if not use.input_of(self._route):
                 raise no_such_route(model.name, self._route, use)
+            template = model.signature.memo.get(CHAT_TEMPLATE) if use.input_of(self._route) == TEXT else None
+            if template is not None and self._route == CHAT:
+                asked = await self._rendered(asked, model.name, template)
+                model = self._find(asked.model)  # the model may have been loaded anew meanwhile
             if asked.n > 1 and asked.n * len(body) > self._server.max_input_size:
                 # Each choice has its own copy of the text.
                 raise too_long_json(asked.n * len(body), self._server.max_input_size).at("n")
@@ -111,13 +94,22 @@ class AskRoute:
         try:
             return self._server.find_model(name, "")
         except ServeError as error:
-            raise error.at("model") if error.code is Code.NOT_FOUND else error from None
+            if error.code is not Code.NOT_FOUND:
+                raise
+            raise (invalid(error.message) if self._as_upstream else error).at("model") from None
 
     async def _read(self, body: bytes) -> Asked:
         if len(body) <= LARGE_BYTES:
             return read_body(body, self._route)
         asked: Asked = await self._server.large_json.read_openai(body, self._route, self._server.store)
         return asked
+
+    async def _rendered(self, asked: Asked, model: str, template: ChatTemplate) -> Asked:
+        """A chat whose text is what the model's template makes of it. Raises ServeError."""
+        server = self._server
+        tools = asked.documents.get("tools", "")
+        text = await server.large_json.chat_text((model, *template), asked.texts[0], tools, server.store)
+        return asked._replace(texts=[asked.texts[0], text], not_plain="")
 
     def _call(
         self, request: Request, body: bytes, asked: Asked, model: ServedModel, use: OpenAiUse
@@ -148,27 +140,26 @@ class AskRoute:
         return lead, asking
 
 
-def table(server: ServerFacts) -> list[tuple[str, dict[str, Callable[[Request], Awaitable[Response]]]]]:
-    """Path and methods of each route, and of any other path at the same place."""
-    models = ModelRoutes(server)
-    return [
-        ("/v1/models", {"GET": models.all}),
-        ("/v1/models/{model}", {"GET": models.one}),
-        ("/v1/chat/completions", {"POST": AskRoute(server, CHAT)}),
-        ("/v1/completions", {"POST": AskRoute(server, COMPLETIONS)}),
-        ("/v1/embeddings", {"POST": AskRoute(server, EMBEDDINGS)}),
-        ("/v1/{path:path}", {"GET": _no_route, "POST": _no_route}),
-    ]
+def table(server: ServerFacts, as_upstream: bool, metrics: Callable[[], Awaitable[str]] | None) -> Iterator[_Row]:
+    """The routes. `as_upstream` as Triton's own front end answers them; `metrics()` gives the current metrics."""
+    models, management = ModelRoutes(server, as_upstream), ManagementRoutes(server)
+
+    async def show_metrics(request: Request) -> Response:
+        assert metrics is not None
+        return Response(await metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+    yield "/v1/models", "model-repository", {"GET": models.all}
+    yield "/v1/models/{model}", "model-repository", {"GET": models.one}
+    yield "/v1/models/{model}/load", "model-repository", {"POST": models.load}
+    yield "/v1/models/{model}/unload", "model-repository", {"POST": models.unload}
+    yield "/v1/chat/completions", INFERENCE, {"POST": AskRoute(server, CHAT, as_upstream)}
+    yield "/v1/completions", INFERENCE, {"POST": AskRoute(server, COMPLETIONS, as_upstream)}
+    yield "/v1/embeddings", INFERENCE, {"POST": AskRoute(server, EMBEDDINGS, as_upstream)}
+    yield "/v1/{path:path}", INFERENCE, {"GET": _no_route, "POST": _no_route}
+    yield "/health/ready", "health", {"GET": management.ready}
+    if metrics is not None:
+        yield "/metrics", "metrics", {"GET": show_metrics}
 
 
 async def _no_route(request: Request) -> Response:
     raise not_found(f"there is no route {request.url.path}")
-
-
-def _use(model: ServedModel) -> OpenAiUse:
-    """How the routes use a model, found once."""
-    memo = model.signature.memo
-    if _USE not in memo:
-        memo[_USE] = openai_use(model.config)
-    use: OpenAiUse = memo[_USE]
-    return use
