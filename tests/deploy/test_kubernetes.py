@@ -11,6 +11,7 @@ import ast
 import json
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,9 @@ def test_command_line_ports_and_probes_fit_each_other(container: Any) -> None:
 def test_a_pod_has_the_time_that_its_server_takes_to_stop() -> None:
     pod = document(DEPLOY / "kubernetes" / "deployment.yaml")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    _, pause = container["lifecycle"]["preStop"]["exec"]["command"]
+    shell, _, script = container["lifecycle"]["preStop"]["exec"]["command"]
+    drained, pause = script.split("; sleep ")
+    assert (shell, drained) == ("sh", f"kill -{signal.SIGUSR1.name.removeprefix('SIG')} 1")
     assert pod["terminationGracePeriodSeconds"] > int(pause) + parse_arguments(container["args"]).exit_timeout_secs
 
 

@@ -226,6 +226,7 @@ def test_a_path_and_an_empty_header_are_read_as_a_server_reads_them(two_servers:
     ):
         assert two_servers.status(path) == FROM_EVERYONE, path
     assert two_servers.status("/v2/%zz") == 400
+    assert two_servers.status("/v2/drai%6e") == 400
 
 
 def test_an_id_in_protobuf_is_read_as_a_server_reads_it(two_servers: Fronted) -> None:

@@ -429,6 +429,46 @@ def test_an_open_connection_is_served_until_the_requests_under_way_are_answered(
         idle.close()
 
 
+def test_a_server_that_is_drained(tmp_path: Path) -> None:
+    """By SIGUSR1, or by a request with rights: all is answered until SIGTERM, and connections are told to close."""
+    write_model(tmp_path, "echo")
+    rights = {"x-key": "sesame"}
+    with Serving(tmp_path) as server:
+        assert server.request("POST", "/v2/drain").status == 403
+        assert server.get("/v2/health/ready").status == 200
+        server.process.send_signal(signal.SIGUSR1)
+        server.wait_for("all else goes on until SIGTERM")
+        assert server.get("/v2/health/ready").status == 400
+    flags = ("--http-restricted-api=model-repository:x-key=sesame", "--exit-delay-secs=3600")
+    with Serving(tmp_path, *flags) as server, connected(server) as grpc:
+        open_before = server.connect()
+        assert asked(open_before, "/v2/health/ready") == 200
+        assert len(grpc.infer(request()).raw_output_contents) == 1
+        with socket.create_connection(("127.0.0.1", server.grpc_port), PATIENCE_S) as bare:
+            bare.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+            frames = bare.makefile("rb")
+            assert server.request("GET", "/v2/drain").status == 403
+            for _ in range(2):
+                assert server.request("GET", "/v2/drain", headers=rights).status == 200
+            kinds = []
+            while not kinds or kinds[-1] != 7:
+                head = frames.read(9)
+                kinds.append(head[3])
+                payload = frames.read(int.from_bytes(head[:3], "big"))
+            # Whatever call it has begun is answered.
+            assert payload == bytes((0x7F, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0))
+        assert server.get("/v2/health/live").status == 200
+        open_before.request("GET", "/v2/health/ready")
+        answer = open_before.getresponse()
+        assert (answer.status, answer.headers["connection"]) == (400, "close")
+        for _ in range(3):
+            assert len(grpc.infer(request()).raw_output_contents) == 1
+        assert server.infer_array("echo", np.zeros(4, np.float32)).headers["connection"] == "close"
+        # It has been drained, so nothing waits for --exit-delay-secs.
+        assert server.stop() == 0
+        open_before.close()
+
+
 def asked(connection: http.client.HTTPConnection, path: str) -> int:
     """The status of a question on an open connection."""
     connection.request("GET", path)

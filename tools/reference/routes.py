@@ -15,6 +15,7 @@ HTTP = {
     "/v2": "Name, version and extensions of the server.",
     "/v2/health/live": "200 once the server runs, whatever its models do.",
     "/v2/health/ready": "200 when the server takes requests; with `--strict-readiness` (the default) only when every model is ready.",
+    "/v2/drain": "Readiness says no from now on, and connections are told to close; only where `model-repository` needs rights.",
     "/v2/models/stats": "Statistics of all models.",
     "/v2/logging": "The log's settings; POST changes them.",
     "/v2/models/{model}": "Name, versions, inputs and outputs of the model.",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from stubserve.api.access import Access
 from stubserve.api.inference_server import InferenceServer
-from stubserve.errors import ServeError, invalid, unavailable, unsupported
+from stubserve.errors import Code, ServeError, invalid, unavailable, unsupported
 from stubserve.gpus import there_is_a_driver
 from stubserve.inference.served_model import ServedModel
 from stubserve.loading.control import ModelControl
@@ -35,6 +35,9 @@ EXTENSIONS = [
     "logging",
 ]
 
+# The kind of API of what changes which requests come
+REPOSITORY = "model-repository"
+
 _UINT32_MAX = (1 << 32) - 1
 _INT32_MAX = (1 << 31) - 1
 # A number as C reads it: text behind the digits does not count
@@ -57,6 +60,8 @@ class ServerFacts(InferenceServer, Protocol):
     # Whether the start failed, so that the server only reports it
     failed: bool
     exiting: bool
+    # Readiness says no from now on, and connections are told to close; None in another program's process
+    drain: Callable[[], None] | None
 
     @property
     def http_access(self) -> Access | None:
@@ -88,6 +93,20 @@ def live(server: ServerFacts) -> bool:
 def refuse_while_exiting(server: ServerFacts) -> None:
     if server.exiting:
         raise unavailable("Server exiting")
+
+
+def drain(server: ServerFacts) -> None:
+    """Begins to drain the server, where somebody without rights could not do so. Raises ServeError."""
+    access = server.http_access
+    if server.drain is None:
+        raise invalid("this server is a part of another program, and ends with it")
+    if access is None or not access.guards(REPOSITORY):
+        raise ServeError(
+            Code.FORBIDDEN,
+            f"the server is drained by a request only where '{REPOSITORY}' needs rights (--auth-token-file, or "
+            f"--http-restricted-api={REPOSITORY}:<key>=<value>); else send it SIGUSR1",
+        )
+    server.drain()
 
 
 def metadata_versions(server: ServerFacts, model: ServedModel, version: str) -> list[str]:

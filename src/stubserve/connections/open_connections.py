@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from collections.abc import Iterator
 from time import monotonic
 from typing import Protocol
 
@@ -83,6 +84,9 @@ class OpenConnections:
         self._all_closed.clear()
         self._clients.opened()
         return True
+
+    def __iter__(self) -> Iterator[OpenConnection]:
+        return iter(list(self._open))
 
     def forget(self, connection: OpenConnection) -> None:
         self._open.pop(connection, None)

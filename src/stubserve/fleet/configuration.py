@@ -58,6 +58,7 @@ frontend http
     # A server decodes a path once, and then takes it as it is.
     http-request set-var(txn.path) path,url_dec
     http-request return status 400 {json} '{{"error":"the path is malformed"}}' unless {{ var(txn.path) -m found }}
+    http-request return status 400 {json} '{{"error":"ask a server itself"}}' if {{ var(txn.path) -m str /v2/drain }}
     http-request set-var(txn.model) var(txn.path),field(4,/),url_enc
 {sequences_http}    use_backend everyone_http if {{ var(txn.path) -m beg /v2/repository/ /v2/logging /v2/trace/ }}
     use_backend everyone_http if {{ var(txn.path) -m beg /v2/systemsharedmemory /v2/cudasharedmemory }}

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from stubserve.api import management
 from stubserve.api.access import Access
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, internal, invalid
@@ -106,6 +107,8 @@ def _table(server: ServerFacts, try_page: bool) -> list[_Row]:
         ("/v2", "metadata", {"GET": routes.server_metadata}),
         ("/v2/health/live", "health", {"GET": routes.live}),
         ("/v2/health/ready", "health", {"GET": routes.ready}),
+        # By GET, too: hooks of Kubernetes know nothing else.
+        ("/v2/drain", management.REPOSITORY, {"GET": routes.drain, "POST": routes.drain}),
         ("/v2/models/stats", "statistics", {"GET": routes.statistics}),
         ("/v2/logging", "logging", {"GET": routes.log_settings, "POST": routes.update_log_settings}),
         ("/v2/trace/setting", "trace", trace_settings),

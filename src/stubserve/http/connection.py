@@ -271,6 +271,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             # Set first: the app may answer at once, and the connection must be waiting for that answer.
             self._state = BUSY
         self._fallback.data_received(data)
+        if self._closing:
+            self._fallback.close_after_answer()
         if last and self._answered_early:
             self._answered_early = False
             self._done()

@@ -55,6 +55,11 @@ class Fallback(HttpToolsProtocol):
         self.connection_made(transport)
         self.connections.discard(self)
 
+    def close_after_answer(self) -> None:
+        """Lets the answer to this request say that the connection is closed."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
     def _unsupported_upgrade_warning(self) -> None:
         """Logs nothing: clients offer HTTP/2 in this way routinely, and are answered in HTTP/1."""
 

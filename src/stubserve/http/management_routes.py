@@ -40,6 +40,10 @@ class ManagementRoutes:
         management.refuse_while_exiting(self._server)
         return Response(b"", 200 if await self._server.ready() else 400)
 
+    async def drain(self, request: Request) -> Response:
+        management.drain(self._server)
+        return Response(b"")
+
     async def model_ready(self, request: Request) -> Response:
         reason = await self._model(request).check_ready()
         if reason:

@@ -171,9 +171,11 @@ class Ports:
         return port
 
     def begin_leaving(self) -> None:
-        """The server goes soon: HTTP connections take one request more. gRPC's are told at the end, by a GOAWAY."""
+        """The server goes soon: HTTP connections take one request more, and gRPC's clients are asked to use others."""
         self._connections.open.begin_leaving()
         self._openai.open.begin_leaving()
+        if self._grpc is not None:
+            self._grpc.begin_leaving()
 
     def begin_drain(self) -> None:
         """Marks the HTTP requests under way now: `drain` waits for these."""

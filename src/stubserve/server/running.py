@@ -51,11 +51,13 @@ async def serve(settings: Settings, at_once: Callable[[], None]) -> int:
         manager = ServiceManager()
         manager.watch()
         signals = Stopping(at_once)
+        server.drain = functools.partial(_drain, server, ports)
         reaping = asyncio.create_task(_reap_orphans()) if os.getpid() == 1 else None
         ports.serve()
     except CannotServe as error:
         return _refuse(settings, str(error))
     loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, server.drain)
     _on_hangup(lambda: loop.call_soon_threadsafe(server.log_settings.reopen))
     exit_code = await _start(server, ports, manager, signals)
     if exit_code == 0:
@@ -127,15 +129,25 @@ def _refuse(settings: Settings, text: str) -> int:
     return 1
 
 
+def _drain(server: Server, ports: Ports) -> None:
+    """As in --exit-delay-secs, but for as long as it takes until a signal ends the server."""
+    if not server.leaves:
+        server.leaves = True
+        log.info("not ready any more, and connections are told to close; all else goes on until SIGTERM")
+        ports.begin_leaving()
+
+
 async def _end(server: Server, ports: Ports, impatient: bool, failed: bool) -> None:
     """Lets requests under way be answered, then the models finalize, within --exit-timeout-secs.
 
-    After an `impatient` signal --exit-delay-secs is skipped. `failed`: the start has failed.
+    After an `impatient` signal, or when the server was drained, --exit-delay-secs is skipped. `failed`: the start has
+    failed.
     """
     settings = server.settings
+    drained = server.leaves
     # First of all, so that no more clients are sent here; open connections can ask as long as they are open.
     server.leaves = True
-    if settings.exit_delay_secs and server.loaded and not impatient:
+    if settings.exit_delay_secs and server.loaded and not impatient and not drained:
         log.info(
             "not ready any more; all else goes on for %d s (--exit-delay-secs), so that load balancers see it",
             settings.exit_delay_secs,
@@ -166,6 +178,7 @@ def _on_hangup(heed: Callable[[], object]) -> None:
 def run(settings: Settings) -> int:
     """Runs a server in this process, on uvloop. Returns the process's exit code."""
     _on_hangup(lambda: None)
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # it never ends a server
     # Every connection and instance costs descriptors, and the soft limit is often 1024.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:

@@ -7,6 +7,7 @@ import difflib
 import logging
 import os
 import sys
+from collections.abc import Callable
 
 from stubserve import __version__
 from stubserve.api.access import KINDS, OWNER
@@ -88,11 +89,12 @@ class Server:
         # The machine's memory, and requests that were refused because it was short
         self._memory_pressure = MemoryPressure(settings.shed_on_memory_pressure)
         self._shed = 0
-        # State: its gRPC port, whether it is about to stop, and whether it has
+        # State: its gRPC port, whether it is about to stop, and whether it has; `drain` begins that in an own process
         self.grpc_port = 0
         self.loaded = False
         self.failed = False
         self.leaves = False
+        self.drain: Callable[[], None] | None = None
         self.exiting = False
         self._registry = Registry(settings.repository.namespacing)
         # The model version that a question is about, which costs nothing, and the one for an inference request; both by

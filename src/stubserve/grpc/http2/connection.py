@@ -43,6 +43,8 @@ from stubserve.settings.fronts import GrpcSettings
 
 log = logging.getLogger("stubserve.grpc")
 
+_ANY_STREAM = (1 << 31) - 1
+
 
 class Http2Connection(asyncio.BufferedProtocol):
     """One connection of a transport."""
@@ -179,6 +181,11 @@ class Http2Connection(asyncio.BufferedProtocol):
         """The client has not sent the whole preface, or has not ended a header block."""
         self._fail(frames.ENHANCE_YOUR_CALM, "the preface or a header block did not arrive completely")
 
+    def ask_to_leave(self) -> None:
+        """Begins no end: calls that the client has begun before it hears of this are answered, too (RFC 9113, §6.8)."""
+        if not self._reader.closing:
+            self._writer.write(frames.goaway(_ANY_STREAM, frames.NO_ERROR))
+
     # Whether the client is there
 
     def _ask(self) -> None:
@@ -240,6 +247,11 @@ class Http2Transport:
 
     def _make(self) -> Http2Connection:
         return Http2Connection(self._endpoint)
+
+    def begin_leaving(self) -> None:
+        """Asks the clients that are connected to use other connections; new ones are served as ever."""
+        for connection in self._endpoint.open:
+            cast(Http2Connection, connection).ask_to_leave()
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new RPCs; running RPCs end, or are cut off after `grace_s`."""
