@@ -268,7 +268,13 @@ async def polled(world: World, **outcomes: Exception | None) -> dict[str, Start]
             start.succeed()
         else:
             start.fail(error)
+    await until(lambda: not world.control._watch._loads)
     return starts
+
+
+async def look(world: World) -> bool:
+    """One look, and its loads."""
+    return await (await world.control._watch.look())
 
 
 def test_what_changes_on_disk_is_loaded_and_what_is_gone_unloaded(repository: Path) -> None:
@@ -302,12 +308,12 @@ def test_what_fails_and_stays_as_it_is_is_tried_less_and_less(repository: Path) 
         await in_time(loading)
         world.disk.touch("a")
         tries = []
-        for look in range(1, 13):
-            looks = asyncio.ensure_future(world.control._look())
+        for number in range(1, 13):
+            looks = asyncio.ensure_future(look(world))
             start = asyncio.ensure_future(world.starter.next())
             await asyncio.wait({looks, start}, return_when=asyncio.FIRST_COMPLETED)
             if start.done():
-                tries.append(look)
+                tries.append(number)
                 start.result().fail(invalid("broken"))
             else:
                 start.cancel()
@@ -315,7 +321,7 @@ def test_what_fails_and_stays_as_it_is_is_tried_less_and_less(repository: Path) 
         assert tries == [1, 2, 3, 5, 8]
         assert "broken" in world.registry.models["a"].on_disk
         world.disk.touch("a")
-        looks = asyncio.ensure_future(world.control._look())
+        looks = asyncio.ensure_future(look(world))
         await polled(world, a=None)
         assert await in_time(looks) is True
         assert world.registry.models["a"].on_disk == ""
@@ -324,9 +330,6 @@ def test_what_fails_and_stays_as_it_is_is_tried_less_and_less(repository: Path) 
 
 
 def test_the_log_has_a_mistake_once_until_files_change(repository: Path) -> None:
-    async def look(world: World) -> None:
-        await in_time(world.control._look())
-
     async def scenario(world: World) -> None:
         world.disk.write("a")
         loading = asyncio.ensure_future(world.control.load_all())
@@ -336,14 +339,14 @@ def test_the_log_has_a_mistake_once_until_files_change(repository: Path) -> None
         config.write_text("max_batch_size: [")
         with log_lines() as lines:
             for _ in range(4):
-                await look(world)
+                await in_time(look(world))
             assert [line.partition(":")[0] for line in lines] == [
                 "Poll failed for model directory 'a'",
                 "model 'a' could not be loaded again",
             ]
             config.write_text("max_batch_size: [ # saved once more")
             for _ in range(2):
-                await look(world)
+                await in_time(look(world))
             assert len(lines) == 4
         assert "max_batch_size" in world.registry.models["a"].on_disk
         # Of a model that never served, from its first try on
@@ -351,7 +354,7 @@ def test_the_log_has_a_mistake_once_until_files_change(repository: Path) -> None
         (repository / "b" / "config.pbtxt").write_text("max_batch_size: [")
         with log_lines() as lines:
             for _ in range(3):
-                await look(world)
+                await in_time(look(world))
         assert [line.partition(":")[0] for line in lines] == ["Poll failed for model directory 'b'"]
 
     run(repository, scenario, control_mode=POLL, poll_secs=0)

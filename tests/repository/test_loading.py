@@ -33,7 +33,7 @@ class FakeStub:
         self.handshake = self
         self.death: str | None = None
         self.pid = len(launcher.stubs) + 1
-        self.work = SimpleNamespace(owner=None, is_empty=True, has_room=True)
+        self.work = SimpleNamespace(owner=None, is_empty=True, batches=0)
         self.checks_readiness = False
         self.streams = 0
         self.serves_after_completion = launcher.serves_after_completion

@@ -7,19 +7,20 @@ import asyncio
 import pytest
 
 from stubserve.errors import ServeError
-from stubserve.loading.changes import Turn, Turns
+from stubserve.loading.changes import Ends, Obsolete, Turn, Turns, asked_by_itself
+from tests.real_server import PATIENCE_S
 
 
 class Change:
     """A load that has its turn, or waits for it, until it is told to end."""
 
-    def __init__(self, turns: Turns, model: str, outer: Turn | None = None) -> None:
+    def __init__(self, turns: Turns, model: str, outer: Turn | None = None, ends: Ends | None = None) -> None:
         self.turn: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         self._may_end = asyncio.Event()
-        self.task = asyncio.ensure_future(self._run(turns, model, outer))
+        self.task = asyncio.ensure_future(self._run(turns, model, outer, ends))
 
-    async def _run(self, turns: Turns, model: str, outer: Turn | None) -> None:
-        async with turns.of(model, outer) as turn:
+    async def _run(self, turns: Turns, model: str, outer: Turn | None, ends: Ends | None) -> None:
+        async with turns.of(model, outer, None, ends) as turn:
             self.turn.set_result(turn)
             await self._may_end.wait()
 
@@ -101,5 +102,48 @@ def test_a_queue_behind_a_load_that_waits() -> None:
             await Change(turns, "c", await a.turn).task
         for change in (a, waiting, c, queued):
             await change.end()
+
+    asyncio.run(scenario())
+
+
+def test_a_newer_one_ends_all_that_are_obsolete_before_it() -> None:
+    async def scenario() -> None:
+        turns = Turns(patient=False)
+        first, second = Change(turns, "a"), Change(turns, "a")
+        newer = Change(turns, "a", ends=asked_by_itself)
+        await asyncio.wait_for(newer.turn, PATIENCE_S)
+        for older in (first, second):
+            with pytest.raises(Obsolete, match="the load of model 'a' was ended by a newer load or unload of it"):
+                await older.task
+        await newer.end()
+
+    asyncio.run(scenario())
+
+
+def test_who_is_waited_for_by_another_load_is_not_ended() -> None:
+    async def scenario() -> None:
+        turns = Turns(patient=False)
+        outer = Change(turns, "ensemble")
+        inner = Change(turns, "a", await outer.turn)
+        await inner.turn
+        newer = Change(turns, "a", ends=asked_by_itself)
+        await settle()
+        assert not newer.turn.done()
+        await inner.end()
+        await asyncio.wait_for(newer.turn, PATIENCE_S)
+        await newer.end()
+        await outer.end()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_exits_is_not_mistaken_for_a_newer_load() -> None:
+    async def scenario() -> None:
+        turns = Turns(patient=False)
+        change = Change(turns, "a")
+        await change.turn
+        change.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await change.task
 
     asyncio.run(scenario())

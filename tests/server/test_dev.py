@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import textwrap
 import threading
 from pathlib import Path
 
@@ -174,3 +177,57 @@ def test_other_ways_of_model_control_are_refused(repository: Path) -> None:
     assert server.process.wait(PATIENCE_S) == 1
     server.stop()
     server.wait_for("--dev loads what changes on disk, and --model-control-mode=explicit says otherwise")
+
+
+# Says so, and goes on for ever.
+ENDLESS = 'print("entangled", flush=True)\nwhile True:\n    pass\n'
+
+
+@pytest.mark.parametrize("where", ["import", "initialize"])
+def test_a_load_that_never_ends_is_ended_by_the_next_save(repository: Path, where: str) -> None:
+    method = adds(0) + "        def initialize(self, args):\n" + textwrap.indent(ENDLESS, " " * 12)
+    endless = ENDLESS if where == "import" else method
+    write_model(repository, "adds", adds(1))
+    with Serving(repository, "--dev") as server:
+        write_model(repository, "adds", endless)
+        server.wait_for("entangled")
+        assert answer(server) == 1
+        write_model(repository, "other")  # which has nothing to do with it
+        server.wait_for("successfully loaded 'other'")
+        write_model(repository, "adds", endless + "\n")
+        server.wait_for_all("entangled", 2)
+        write_model(repository, "adds", adds(2))
+        eventually(lambda: answer(server) == 2)
+        eventually(lambda: len(server.stub_pids()) == 2)
+        server.wait_for("the load of 'adds' that is under way is ended")
+        assert "the old code goes on serving" not in server.output
+
+
+def test_a_save_that_is_taken_back_ends_it_too(repository: Path) -> None:
+    folder = write_model(repository, "adds", adds(1))
+    saved = (folder / "1" / "model.py").stat()
+    with Serving(repository, "--dev") as server:
+        write_model(repository, "adds", ENDLESS)
+        server.wait_for("entangled")
+        write_model(repository, "adds", adds(1))
+        os.utime(folder / "1" / "model.py", ns=(saved.st_atime_ns, saved.st_mtime_ns))
+        server.wait_for("the load of 'adds' that is under way is ended")
+        eventually(lambda: len(server.stub_pids()) == 1)
+        assert answer(server) == 1
+
+
+def test_a_model_that_hangs_at_the_start_waits_for_a_save_or_its_end(repository: Path) -> None:
+    write_model(repository, "adds", ENDLESS)
+    write_model(repository, "gone", ENDLESS)
+    write_model(repository, "other")
+    server = Serving(repository, "--dev")
+    server.start()
+    try:
+        server.wait_for_all("entangled", 2)
+        server.wait_for("successfully loaded 'other'")
+        write_model(repository, "adds", adds(2))
+        shutil.rmtree(repository / "gone")
+        server.port = int(server.wait_for(r"Started HTTPService at [^ \n]*:(\d+)")[1])
+        assert answer(server) == 2
+    finally:
+        server.stop()

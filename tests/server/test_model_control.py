@@ -878,3 +878,23 @@ def test_models_stay_while_their_polled_repository_is_away(repository: Path) -> 
         away.rename(repository)
         server.wait_for("successfully loaded 'second'")
         assert binary_output(server.infer_array("first", np.zeros(1, np.float32))).tolist() == [1]
+
+
+@pytest.mark.parametrize("newer", ["load", "unload"])
+def test_a_load_that_never_ends_is_ended_by_a_newer_request(repository: Path, newer: str) -> None:
+    write_model(repository, "model", 'print("entangled", flush=True)\nwhile True:\n    pass\n')
+    with Serving(repository, EXPLICIT) as server, ThreadPoolExecutor() as pool:
+        first = pool.submit(server.request, "POST", "/v2/repository/models/model/load")
+        server.wait_for("entangled")
+        if newer == "load":
+            same = pool.submit(server.request, "POST", "/v2/repository/models/model/load")
+            write_model(repository, "model")
+        assert server.request("POST", f"/v2/repository/models/model/{newer}").status == 200
+        answer = first.result()
+        assert answer.status == 503
+        assert answer.error == "the load of model 'model' was ended by a newer load or unload of it"
+        if newer == "load":
+            assert same.result().status == 200
+            assert server.infer_array("model", np.ones(1, np.float32)).status == 200
+        else:
+            assert not server.stub_pids()

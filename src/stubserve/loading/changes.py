@@ -7,6 +7,10 @@ Those of one model take turns, those of several models do not wait. A model may 
 `initialize` too, and then its own load goes on only when that inner turn is over. So turns can wait for each other in a
 circle: a model that unloads itself while it loads, or two models that load each other at the same time. Upstream waits
 for ever then. Here a turn that would close a circle is refused, before it waits, with an error that names both models.
+
+A load may never end, because its model's import does not. Such a load must not keep the model as it is for good: a
+newer load or unload ends the one whose turn it is, if that is obsolete. After a while for requests, so that those that
+come at about the same time are all carried out, as upstream does; at once for a file that is saved anew.
 """
 
 from __future__ import annotations
@@ -14,33 +18,98 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from stubserve.errors import ServeError, internal, unavailable
+from stubserve.errors import Code, ServeError, internal, unavailable
+from stubserve.repository.candidate import Candidate
+
+log = logging.getLogger("stubserve.repository")
+
+
+# How long a load that is obsolete goes on, so that requests of about the same time are all carried out
+PATIENCE_S = 5.0
+# How often those that wait ask whether the turn before them is obsolete
+_AGAIN_S = 1.0
+
+
+class Obsolete(ServeError):
+    """A load was ended by a newer one."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(Code.UNAVAILABLE, f"the load of model '{model}' was ended by a newer load or unload of it")
 
 
 class Turn:
-    """One load or unload of `model`. `outer` is the load of the stub that requested it, None for others."""
+    """One load or unload of `model`. `outer` is the load of the stub that requested it, None for others.
 
-    def __init__(self, model: str, outer: Turn | None) -> None:
+    `wanted` is what a load was asked to load, and `candidate` what it found.
+    """
+
+    def __init__(self, model: str, outer: Turn | None, wanted: object = None) -> None:
         self.model = model
         self.outer = outer
+        self.wanted = wanted
+        self.candidate: Candidate | None = None
         self.inner: set[Turn] = set()
-        self.over = False
+        self.obsolete = False
+        self.began_s = time.monotonic()
+        self._task = asyncio.current_task()
+        self._over = asyncio.Event()
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    def end(self) -> None:
+        """Ends it for a newer one. Its caller gets Obsolete."""
+        if self._task is not None and not self.obsolete:
+            log.warning("the load of '%s' that is under way is ended: a newer load or unload has come", self.model)
+            self.obsolete = True
+            self._task.cancel()
+
+    def has_ended(self) -> None:
+        self._over.set()
+
+    async def wait(self, timeout_s: float | None = None) -> None:
+        """Waits until it is over, or for so long."""
+        waiting = asyncio.ensure_future(self._over.wait())
+        try:
+            await asyncio.wait((waiting,), timeout=timeout_s)
+        finally:
+            waiting.cancel()
+
+
+# Whether a turn that others wait for is obsolete
+Ends = Callable[[Turn], Awaitable[bool]]
+
+
+async def asked_by_itself(turn: Turn) -> bool:
+    """The `Ends` of an unload: nobody else's load waits for this turn, as that of an ensemble does."""
+    return turn.outer is None
 
 
 class Turns:
-    """The turns of all models."""
+    """The turns of all models. An obsolete one is ended at once, or if `patient` after a while."""
 
-    def __init__(self) -> None:
-        # By model: its turns in order, the first has begun; and the events that the others wait for
+    def __init__(self, patient: bool = True) -> None:
+        self._patience_s = PATIENCE_S if patient else 0.0
+        # By model: its turns in order, the first has begun
         self._queues: dict[str, list[Turn]] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
 
     @contextlib.asynccontextmanager
-    async def of(self, model: str, outer: Turn | None) -> AsyncIterator[Turn]:
-        """Waits until it is this model's turn. Raises ServeError if that could never be, because of `outer`."""
+    async def of(
+        self,
+        model: str,
+        outer: Turn | None,
+        wanted: object = None,
+        ends: Ends | None = None,
+    ) -> AsyncIterator[Turn]:
+        """Waits until it is this model's turn. Raises ServeError if that could never be, because of `outer`.
+
+        `ends` says of the turn before it whether that is obsolete.
+        """
         queue = self._queues.setdefault(model, [])
         if outer is not None and self._waits_for(queue, outer):
             if outer.model == model:
@@ -48,20 +117,38 @@ class Turns:
             raise internal(
                 f"model '{outer.model}' is being loaded and cannot wait for model '{model}', which waits for that load"
             )
-        turn = Turn(model, outer)
+        turn = Turn(model, outer, wanted)
         queue.append(turn)
         if outer is not None:
             outer.inner.add(turn)
         try:
-            async with self._locks.setdefault(model, asyncio.Lock()):
-                yield turn
+            while (first := queue[0]) is not turn:
+                await first.wait(None if ends is None else max(first.began_s + self._patience_s - time.monotonic(), 0))
+                if ends is not None and not first.over:
+                    if await ends(first):
+                        first.end()
+                    await first.wait(_AGAIN_S)
+            yield turn
+        except asyncio.CancelledError:
+            if turn.obsolete:
+                raise Obsolete(model) from None
+            raise
         finally:
-            turn.over = True
+            turn.has_ended()
+            was_first = queue[0] is turn
             queue.remove(turn)
+            if was_first and queue:
+                queue[0].began_s = time.monotonic()
             if outer is not None:
                 outer.inner.discard(turn)
             if not queue:
-                del self._queues[model], self._locks[model]
+                del self._queues[model]
+
+    async def ended(self, models: Iterable[str]) -> None:
+        """Waits until nobody loads or unloads one of these models."""
+        for model in models:
+            while queue := self._queues.get(model):
+                await queue[-1].wait()
 
     def _waits_for(self, turns: list[Turn], outer: Turn) -> bool:
         """Whether one of the turns ends only after `outer`, or after a load that waits for `outer`."""
@@ -82,8 +169,6 @@ class Turns:
                 rest += queue[: queue.index(turn)]
         return False
 
-
-log = logging.getLogger("stubserve.repository")
 
 _T = TypeVar("_T")
 

@@ -27,7 +27,7 @@ from stubserve.errors import Code, internal, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.services import ControlForModels, Services, no_model_control
 from stubserve.loading.changeover import Changeover
-from stubserve.loading.changes import Changes, Turn, Turns, all_of, as_load_error
+from stubserve.loading.changes import Changes, Ends, Obsolete, Turn, Turns, all_of, as_load_error, asked_by_itself
 from stubserve.loading.ensembles import Ensembles, no_longer_needed, rounds
 from stubserve.loading.finding import Finder, Look
 from stubserve.loading.loader import Loader
@@ -67,7 +67,7 @@ class ModelControl:
         self._slots = asyncio.Semaphore(max(settings.load_threads, 1))
         self._changeover = Changeover(loader, registry, self._slots, stop_timeout_s, settings.load_retries)
         self._repositories = Repositories(settings)
-        self._turns = Turns()
+        self._turns = Turns(patient=not registry.polled)
         self._changes = Changes(self._slots)
         self._finder = Finder(settings, self._repositories, self._changeover.served)
         load_missing = partial(self._load, config=None, files={}, only_if_missing=True)
@@ -79,7 +79,7 @@ class ModelControl:
         self._asked_for: set[str] = set()
         self._watch = RepositoryWatch(
             self._repositories,
-            self._load_several,
+            self._load_saved,
             lambda name: self._unload(name, False, None),
             registry.tell_anew,
             checks,
@@ -102,10 +102,10 @@ class ModelControl:
     async def _load_all(self) -> bool:
         await self._repositories.aside(self._repositories.open)
         if self._settings.control_mode == POLL:
-            complete = await self._look()
+            loading = await self._watch.look()
             if self._settings.poll_secs or self._settings.notices_changes:
                 self._watching = asyncio.get_running_loop().create_task(self._keep_watching())
-            return complete
+            return await loading
         chosen = dict.fromkeys(self._settings.load_models)
         if ALL_MODELS in chosen and len(chosen) > 1:
             raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
@@ -191,6 +191,7 @@ class ModelControl:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
+        await self._watch.close()
         await self._changes.give_up()
 
     async def stop(self, timeout_s: float) -> None:
@@ -212,14 +213,14 @@ class ModelControl:
     async def _keep_watching(self) -> None:
         async for _ in occasions(self._settings, self._sleep):
             try:
-                await self._look()
+                await self._watch.look()
             except Exception as raised:
                 log.error("cannot look for changes: %s", as_load_error(raised))
 
-    async def _look(self) -> bool:
-        complete = await self._watch.look()
+    async def _load_saved(self, names: Collection[str]) -> dict[str, bool]:
+        loaded = await self._load_several(names)
         await self._ensembles.settle()
-        return complete
+        return loaded
 
     async def _load_several(self, names: Collection[str]) -> dict[str, bool]:
         """Loads models, ensembles after their members; returns which of them could be loaded."""
@@ -228,6 +229,7 @@ class ModelControl:
         needs = await self._repositories.aside(partial(self._repositories.needs, names))
         loaded: dict[str, bool] = {}
         for group in rounds(needs):
+            await self._turns.ended(itertools.chain.from_iterable(needs[name] for name in group))
             outcomes = await asyncio.gather(*(self._load_known(name) for name in group))
             loaded.update(zip(group, outcomes, strict=True))
         return loaded
@@ -237,6 +239,8 @@ class ModelControl:
             await self._load(name, None, {}, None, look=look)
         except Exception as raised:
             error = as_load_error(raised)  # this logs an unexpected error; all others are in the log already
+            if isinstance(error, Obsolete):
+                return False
             if self._settings.control_mode == POLL and self._registry.ready_versions(name):
                 self._registry.entry(name).on_disk = error.message
                 kept = f"model '{name}' could not be loaded again: the old code goes on serving"
@@ -269,7 +273,8 @@ class ModelControl:
     ) -> Sequence[asyncio.Task[None]]:
         check_parameters(name_of(name, self._settings.namespacing), files)
         look = look or self._finder.anew(config, files)
-        async with self._turns.of(name, outer) as turn:
+        wanted = config, files
+        async with self._turns.of(name, outer, wanted, partial(self._finder.outdates, name, wanted)) as turn:
             if only_if_missing and self._registry.ready_versions(name):
                 return ()
             try:
@@ -283,6 +288,7 @@ class ModelControl:
                 raise internal(f"failed to load '{name}', failed to poll from model repository: {error}") from None
             if candidate is None:
                 return ()
+            turn.candidate = candidate
             try:
                 leaving = await self._take(candidate, turn)
             except Exception:
@@ -314,13 +320,13 @@ class ModelControl:
             going += no_longer_needed(name, needs, self._asked_for - {name})
         for one in going:
             self._asked_for.discard(one)
-            await self._retire(one, outer)
+            await self._retire(one, outer, asked_by_itself if one == name else None)
             self._ensembles.away.pop(one, None)
         if outer is None:
             await self._ensembles.settle()
 
-    async def _retire(self, name: str, outer: Turn | None = None) -> None:
-        async with self._turns.of(name, outer):
+    async def _retire(self, name: str, outer: Turn | None = None, ends: Ends | None = None) -> None:
+        async with self._turns.of(name, outer, None, ends):
             entry = self._registry.models.get(name)
             if entry is None:
                 return

@@ -9,8 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stubserve.errors import ServeError
+from stubserve.loading.changes import Turn
 from stubserve.model_config.reading import located
 from stubserve.repository.candidate import Candidate, copy_candidate, find_candidate, make_candidate, read_candidate
+from stubserve.repository.contents import contents_of
 from stubserve.repository.folder import CONFIG_FILE
 from stubserve.repository.repositories import Repositories
 from stubserve.settings.groups import RepositorySettings
@@ -56,6 +58,21 @@ class Finder:
         return lambda name: find_candidate(
             self._repositories.locate(name, fresh=True), self._settings, config, self._served(name)
         )
+
+    async def outdates(self, name: str, wanted: tuple[str | None, Mapping[str, bytes]], turn: Turn) -> bool:
+        """Whether a load that is `wanted` now, with a configuration and files, finds others than one under way has."""
+        if turn.candidate is None or turn.wanted != wanted:
+            return turn.candidate is not None
+        found = turn.candidate.asked or turn.candidate
+
+        def look() -> bool:
+            folder = self._repositories.locate(name, fresh=True)
+            return (folder.path, contents_of(folder.path)) != (found.folder.path, found.contents)
+
+        try:
+            return not found.made and await self._repositories.aside(look)
+        except ServeError:
+            return False  # the load that asks is going to fail
 
     def again(self, name: str) -> Candidate:
         """A look because of another model: the configuration and files of the model's own load still count."""

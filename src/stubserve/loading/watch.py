@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from dataclasses import dataclass
 from pathlib import Path
 
+from stubserve.loading.changes import as_load_error
 from stubserve.repository.contents import Contents, contents_of
 from stubserve.repository.repositories import Repositories
 from stubserve.settings.groups import RepositorySettings
@@ -72,15 +73,21 @@ class RepositoryWatch:
         # The contents of each model's last load, None if no load has succeeded
         self._seen: dict[str, Contents | None] = {}
         self._failures: dict[str, _Failure] = {}
+        # What is being loaded, and the tasks that do it
+        self._under_way: dict[str, Contents] = {}
+        self._loads: set[asyncio.Task[bool]] = set()
 
-    async def look(self) -> bool:
-        """Loads new and changed models, unloads missing ones. Returns whether all models match the disk now.
+    async def look(self) -> asyncio.Task[bool]:
+        """Begins to load new and changed models, and unloads missing ones. Raises ServeError if a repository cannot be
+        read.
 
-        Raises ServeError if a repository cannot be read.
+        The result of the loads is whether all models match the disk then. Further looks need not wait for it: a model
+        that has changed again is loaded anew.
         """
         contents, unique, folders = await asyncio.to_thread(self._look_at_all)
-        for name in self._seen.keys() - contents.keys():
-            del self._seen[name]
+        for name in (self._seen.keys() | self._under_way.keys()) - contents.keys():
+            self._seen.pop(name, None)
+            self._under_way.pop(name, None)
             self._failures.pop(name, None)
             await self._unload(name)
         due = [name for name in contents if self._is_due(name, contents[name])]
@@ -88,22 +95,51 @@ class RepositoryWatch:
             failure = self._failures.get(name)
             if failure is None or failure.contents != contents[name]:
                 self._changed(name)
-        loaded = await self._load(due)
-        for name, complete in loaded.items():
-            if complete:
-                self._seen[name] = contents[name]
+        changed = {name: contents[name] for name in due}
+        self._under_way.update(changed)
+        loads = asyncio.get_running_loop().create_task(self._load_all(changed, [folders[name] for name in due], unique))
+        self._loads.add(loads)
+        loads.add_done_callback(self._have_ended)
+        return loads
+
+    async def close(self) -> None:
+        """Ends all loads."""
+        loads = list(self._loads)
+        for task in loads:
+            task.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
+
+    def _have_ended(self, loads: asyncio.Task[bool]) -> None:
+        self._loads.discard(loads)
+        raised = None if loads.cancelled() else loads.exception()
+        if isinstance(raised, Exception):
+            log.error("cannot load what has changed: %s", as_load_error(raised))
+
+    async def _load_all(self, due: Mapping[str, Contents], folders: Sequence[Path], unique: bool) -> bool:
+        try:
+            loaded = await self._load(list(due))
+        finally:
+            # Others have changed again, and are being loaded anew.
+            latest = {name for name, contents in due.items() if self._under_way.get(name) is contents}
+            for name in latest:
+                del self._under_way[name]
+        for name in latest:
+            if loaded[name]:
+                self._seen[name] = due[name]
                 self._failures.pop(name, None)
             else:
                 self._seen.setdefault(name, None)
                 failure = self._failures.get(name)
-                if failure is None or failure.contents != contents[name]:
-                    failure = self._failures[name] = _Failure(contents[name])
+                if failure is None or failure.contents != due[name]:
+                    failure = self._failures[name] = _Failure(due[name])
                 failure.again()
         if due and self._checks:
-            await _tell_problems(self._checks, [folders[name] for name in due])
+            await _tell_problems(self._checks, folders)
         return not self._failures and unique
 
     def _is_due(self, name: str, contents: Contents) -> bool:
+        if name in self._under_way:
+            return self._under_way[name] != contents
         if self._seen.get(name) == contents:
             self._failures.pop(name, None)  # the change that failed has been undone
             return False
