@@ -202,11 +202,42 @@ def test_folders_and_versions(tmp_path: Path, repository: Path) -> None:
         "error: failed to poll model 'twice': not unique across all model repositories",
         "bad$name': Invalid stub name: contains invalid characters",
         "empty: error: Invalid model name: Could not determine backend for model 'empty'",
-        "none: warning: ignore version directory '01' which contains leading zeros in its directory name",
+        "none: warning: ignore version directory 'none/01' which contains leading zeros in its directory name",
         "error: at least one version must be available under the version policy of model 'none'",
         "gone/1/model.py: error: Python model file not found in 'gone/1/model.py'",
     ):
         assert any(expected in problem for problem in problems), (expected, problems)
+
+
+def test_a_folder_that_is_no_version_is_named_once(repository: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = 'backend: "llamacpp"\ninput [ { name: "X" data_type: TYPE_FP32 dims: [ 1 ] } ]\n'
+    (write_model(repository, "m", config=config) / "02").mkdir()
+    assert [one for one in found(repository) if "version directory" in one] == [
+        "m: warning: ignore version directory 'm/02' which contains leading zeros in its directory name"
+    ]
+    assert caplog.records == []
+
+
+def test_a_version_that_is_not_there_beside_others(repository: Path) -> None:
+    write_model(repository, "m", config=io_config(extra="version_policy { specific { versions: [ 1, 2 ] } }"))
+    assert found(repository) == [
+        "m: warning: version 2 is specified for model 'm', but the version directory is not present"
+    ]
+
+
+def test_agents(repository: Path, tmp_path: Path) -> None:
+    for name in ("checksum", "own"):
+        write_model(
+            repository, name, config=io_config(extra=f'model_repository_agents {{ agents {{ name: "{name}" }} }}')
+        )
+    (tmp_path / "agents" / "own").mkdir(parents=True)
+    (tmp_path / "agents" / "own" / "agent.py").touch()
+    report = check_repositories([repository], NOWHERE, agent_directory=tmp_path / "agents")
+    assert [(one.model, one.line, one.is_warning, one.text) for one in report.problems] == [
+        ("own", 6, True, "the agent 'own' is not asked here, and may give the model other files")
+    ]
+    (problem,) = found(repository)
+    assert problem.startswith("own/config.pbtxt:6: error: unable to find repository agent 'own', searched: ")
 
 
 def test_tensors_may_be_left_to_auto_complete(repository: Path) -> None:

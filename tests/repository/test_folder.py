@@ -281,7 +281,10 @@ def test_leading_zeros_are_ignored(name: str, folder: ModelFolder, caplog: pytes
     add(folder.path, "1", name)
     assert available_versions(folder, LATEST) == [1]
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
-        (logging.WARNING, f"ignore version directory '{name}' which contains leading zeros in its directory name")
+        (
+            logging.WARNING,
+            f"ignore version directory '{folder.path / name}' which contains leading zeros in its directory name",
+        )
     ]
 
 
@@ -290,7 +293,10 @@ def test_other_names_are_ignored(name: str, folder: ModelFolder, caplog: pytest.
     add(folder.path, "1", name)
     assert available_versions(folder, LATEST) == [1]
     assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
-        (logging.WARNING, f"ignore version directory '{name}' which fails to convert to integral number")
+        (
+            logging.WARNING,
+            f"ignore version directory '{folder.path / name}' which fails to convert to integral number",
+        )
     ]
 
 

@@ -397,5 +397,5 @@ def test_metrics_that_have_no_buckets_to_set_are_named(repository: Path) -> None
     with Serving(repository) as server:
         server.wait_for(
             "Metric family 'nv_nosuch' in 'metric_identifier' is not a customizable metric in Triton core. "
-            "'model_metrics' of model 'echo' has no effect on it."
+            "'model_metrics' has no effect on it."
         )

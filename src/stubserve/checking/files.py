@@ -16,15 +16,20 @@ from stubserve.environments.resolve import PARAMETER
 from stubserve.model_config.render import to_json_dict
 
 
-def config_problems(card: Card, config: Any) -> Iterator[str]:
-    """What the backend would refuse in the configuration; or a missing package if the model has no environment."""
+def config_problems(card: Card, config: Any) -> Iterator[tuple[str, bool]]:
+    """What the backend would refuse in the configuration, or has a remark on; or a missing package if the model has no
+    environment. Each with whether it is a warning.
+    """
     if card.checks_config:
         try:
-            _function(card.checks_config)(to_json_dict(config))
+            options = _function(card.checks_config)(to_json_dict(config))
         except Refusal as refusal:
-            yield str(refusal)
+            yield str(refusal), False
+        else:
+            for remark in getattr(options, "remarks", ()):
+                yield remark, True
     if card.package and PARAMETER not in config.parameters and importlib.util.find_spec(card.package) is None:
-        yield lacks(card.package, card.extra)
+        yield lacks(card.package, card.extra), False
 
 
 def file_problems(card: Card, config: Any, version_dir: Path) -> Iterator[FileProblem]:

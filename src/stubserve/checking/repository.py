@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +23,24 @@ from stubserve.environments.environment import environment_in
 from stubserve.environments.probe import EnvironmentUnusable, inspect_file
 from stubserve.environments.resolve import PARAMETER, named_in, place_of
 from stubserve.errors import ServeError, internal
-from stubserve.gpus import supported
+from stubserve.gpus import Gpus, supported
 from stubserve.inference.signature import Signature
 from stubserve.instances.execution_watch import execute_timeout
 from stubserve.loading.ensembles import circle, version_not_loaded
 from stubserve.loading.launchers import threads_per_instance
-from stubserve.loading.program import check_python_parameters, locate_program, missing_parts
+from stubserve.loading.program import check_python_parameters, idle_parts, locate_program
 from stubserve.loading.source_check import completes_config, source_problems
-from stubserve.model_config.complete import gpu_groups, normalise, usable_gpus
+from stubserve.model_config.complete import copy_of, gpu_groups, normalise, usable_gpus
 from stubserve.model_config.openai_routes import PARAMETER as OPENAI_ROUTES
 from stubserve.model_config.parse import decode_text, find_templates
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
 from stubserve.model_config.validate import problems, validate_directory_name
-from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, member_problems, members_of
+from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, ensemble_problems, member_problems, members_of
 from stubserve.model_config.validate_io import repeated_tensors
 from stubserve.model_config.validate_sequence import initial_state_problems
+from stubserve.repository.agents.chain import check_digests, is_built_in
+from stubserve.repository.agents.process import agent_file
 from stubserve.repository.candidate import RUNS_ON_CPU
 from stubserve.repository.folder import (
     CONFIG_FILE,
@@ -50,6 +53,10 @@ from stubserve.repository.folder import (
 from stubserve.repository.model_files import absent_files
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.serving.warm_up_samples import sample_problems
+from stubserve.settings.groups import DEFAULT_AGENT_DIRECTORY
+
+# A backend's texts name the parameter that they are about.
+_PARAMETER = re.compile(r"\bparameter '([^']+)'")
 
 
 @dataclass(frozen=True)
@@ -82,24 +89,29 @@ class Report:
         return sum(not problem.is_warning for problem in self.problems)
 
 
-def check_repositories(repositories: Sequence[Path], backend_directory: Path, gpu_to_cpu: bool = False) -> Report:
+def check_repositories(
+    repositories: Sequence[Path],
+    backend_directory: Path,
+    gpu_to_cpu: bool = False,
+    agent_directory: Path = DEFAULT_AGENT_DIRECTORY,
+) -> Report:
     """Checks all models, `gpu_to_cpu` as `serve --gpu-fallback=cpu` does. Raises ServeError for a bad repository."""
     found: list[Problem] = []
     with _log_as_problems("", repositories[0], found):
         folders = survey(repositories).models
     for folder in folders.values():
-        problems_of_model = _Check(folder, folders, backend_directory, gpu_to_cpu).run()
+        problems_of_model = _Check(folder, folders, (backend_directory, agent_directory), gpu_to_cpu).run()
         found += sorted(problems_of_model, key=lambda problem: (problem.file, problem.line))
     return Report(tuple(folders), tuple(found))
 
 
 class _Check:
     def __init__(
-        self, folder: ModelFolder, models: Mapping[str, ModelFolder], backend_directory: Path, gpu_to_cpu: bool
+        self, folder: ModelFolder, models: Mapping[str, ModelFolder], directories: tuple[Path, Path], gpu_to_cpu: bool
     ) -> None:
         self._folder = folder
         self._models = models
-        self._backend_directory = backend_directory
+        self._backend_directory, self._agent_directory = directories
         self._gpu_to_cpu = gpu_to_cpu
         self._file = folder.path / CONFIG_FILE
         self._reading = Reading(ModelConfig(), None)
@@ -121,21 +133,28 @@ class _Check:
                 self._reading.config, self._folder.name, self._folder.path, gpu_to_cpu=self._gpu_to_cpu, gpus=gpus
             )
         except ServeError as error:
-            self._add(error)
+            if self._reading.unread.isdisjoint(("backend", "platform", "default_model_filename")):
+                self._add(error)
             self._versions(self._reading.config)
             return self._found
         self._attempt(validate_directory_name, config, self._folder.name)
-        files = self._programs(config)
+        self._agents(config)
+        versions = self._versions(config)
+        files = self._programs(config, versions)
         may_grow = any(completes_config(file) for file in files)
-        for wrong in problems(config, gpus):
+        is_unsure = may_grow or not self._reading.unread.isdisjoint(("input", "output"))
+        for wrong in self._certain_problems(config, gpus):
             # What auto_complete_config may still fill in is not wrong yet.
             unfilled = wrong.path[:1] in (("input",), ("output",)) and "must specify" in wrong.message
-            if not (may_grow and (unfilled or wrong.path == ("parameters", OPENAI_ROUTES))):
+            if not ((may_grow and unfilled) or (is_unsure and wrong.path == ("parameters", OPENAI_ROUTES))):
                 self._add(wrong)
         for file in files:
+            if file.suffix != ".py":
+                continue  # this is wrong already
             for problem in source_problems(file, runs_here=not (named_in(config) or self._brings_environment)):
                 self._note(file, problem.text, problem.line, problem.is_warning)
-        self._files(config, card_of(config.backend))
+        if not self._reading.mistakes:
+            self._files(config, card_of(config.backend), versions)
         self._labels(config)
         self._environment(config)
         if config.platform == ENSEMBLE_PLATFORM:
@@ -154,8 +173,8 @@ class _Check:
                     self._add(wrong)
         for wrong in repeated_tensors(config):
             self._note(self._file, wrong.message, self._reading.line_of(wrong.path), wrong.path[0] == "output")
-        for part, words in missing_parts(config):
-            self._warn(words, (part,))
+        for path, words in idle_parts(config):
+            self._warn(words, path)
         if self._gpu_to_cpu:
             for index in gpu_groups(self._reading.config, usable_gpus(config.backend, gpus))[:1]:
                 self._warn(RUNS_ON_CPU, ("instance_group", index, "kind"))
@@ -178,9 +197,33 @@ class _Check:
             self._note(self._file, template.remark, template.line, is_warning=True)
         return self._reading.complete
 
-    def _programs(self, config: Any) -> list[Path]:
-        versions = self._versions(config)
-        if config.platform == ENSEMBLE_PLATFORM:
+    def _certain_problems(self, config: Any, gpus: Gpus) -> Iterator[ServeError]:
+        """The errors of the configuration that do not follow from what of it cannot be read."""
+        doubtful: set[str] = set()
+        if self._reading.mistakes and config.HasField("ensemble_scheduling"):
+            # Its tensors hang together: a single one that is missing may put all steps in the wrong.
+            doubtful = {error.message for error in ensemble_problems(config)}
+        if "max_batch_size" in self._reading.unread:
+            batched = copy_of(config)
+            batched.max_batch_size = 1 << 20
+            always = {error.message for error in problems(batched, gpus)}
+            doubtful |= {error.message for error in problems(config, gpus)} - always
+        return (error for error in problems(config, gpus) if error.message not in doubtful)
+
+    def _agents(self, config: Any) -> None:
+        for index, agent in enumerate(config.model_repository_agents.agents):
+            here = ("model_repository_agents", "agents", index)
+            try:
+                if is_built_in(agent.name, self._agent_directory):
+                    check_digests(self._folder.path, agent.parameters)
+                else:
+                    agent_file(agent.name, self._agent_directory)
+                    self._warn(f"the agent '{agent.name}' is not asked here, and may give the model other files", here)
+            except ServeError as error:
+                self._add(error.at(*here))
+
+    def _programs(self, config: Any, versions: list[int]) -> list[Path]:
+        if config.platform == ENSEMBLE_PLATFORM or not config.backend:
             return []
         self._attempt(check_python_parameters, config)
         programs = []
@@ -195,17 +238,19 @@ class _Check:
         return list(dict.fromkeys(programs))
 
     def _versions(self, config: Any) -> list[int]:
-        with _log_as_problems(self._folder.name, self._folder.path, self._found):
-            return self._attempt(available_versions, self._folder, config) or []
+        noted: list[Problem] = []
+        with _log_as_problems(self._folder.name, self._folder.path, noted):
+            versions = self._attempt(available_versions, self._folder, config)
+        # A version that is not there keeps the others from nothing; and where there is no other, the error says it.
+        self._found += [replace(one, is_warning=True) for one in noted if one.is_warning or versions]
+        return versions or []
 
-    def _files(self, config: Any, card: Card) -> None:
-        """What a backend would refuse. `_versions` has reported folders that cannot be read."""
-        for text in config_problems(card, config):
-            self._note(self._file, text)
-        try:
-            versions = available_versions(self._folder, config)
-        except ServeError:
-            return
+    def _files(self, config: Any, card: Card, versions: list[int]) -> None:
+        """What a backend would refuse."""
+        for text, is_warning in config_problems(card, config):
+            parameter = _PARAMETER.search(text)
+            path = ("parameters", parameter[1]) if parameter is not None else ()
+            self._note(self._file, text, self._reading.line_of(path), is_warning)
         for version in versions:
             for file, text, is_warning in file_problems(card, config, self._folder.version_path(version)):
                 self._note(Path(file), text, is_warning=is_warning)

@@ -16,7 +16,7 @@ from stubserve.checking.repository import Problem, Report, check_repositories
 from stubserve.errors import ServeError, UsageError
 from stubserve.flags.values import parse_gpu_fallback
 from stubserve.repository.given_path import advice, advice_for, servable
-from stubserve.settings.groups import DEFAULT_BACKEND_DIRECTORY
+from stubserve.settings.groups import DEFAULT_AGENT_DIRECTORY, DEFAULT_BACKEND_DIRECTORY
 
 
 def run(words: Sequence[str]) -> int:
@@ -37,6 +37,13 @@ def run(words: Sequence[str]) -> int:
         help="backends written in Python: <name>/model.py (%(default)s)",
     )
     parser.add_argument(
+        "--repoagent-directory",
+        type=Path,
+        default=DEFAULT_AGENT_DIRECTORY,
+        metavar="DIR",
+        help="repository agents written in Python: <name>/agent.py (%(default)s)",
+    )
+    parser.add_argument(
         "--gpu-fallback",
         type=_gpu_fallback,
         default=False,
@@ -51,7 +58,9 @@ def run(words: Sequence[str]) -> int:
             if not repository.is_dir():
                 parser.error(advice(repository))
         try:
-            report = check_repositories(repositories, options.backend_directory, options.gpu_fallback)
+            report = check_repositories(
+                repositories, options.backend_directory, options.gpu_fallback, options.repoagent_directory
+            )
         except ServeError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

@@ -26,7 +26,7 @@ from stubserve.errors import invalid
 from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.services import Services
 from stubserve.instances.stub_devices import GpuMemory
-from stubserve.loading.program import check_python_parameters, environment_of, locate_program, missing_parts
+from stubserve.loading.program import check_python_parameters, environment_of, locate_program
 from stubserve.loading.source_check import SourceProblem, misspelt_hooks
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import instances_of, with_runtime
@@ -83,8 +83,6 @@ class Launchers:
             log.debug("Adding default backend config setting: %s,4", _MAX_BATCH_SIZE)
         else:
             log.debug("Found overwritten default setting: %s,%s", _MAX_BATCH_SIZE, size)
-        for _, part in missing_parts(config):
-            log.warning("model '%s': %s", name, part)
         environment = await environment_of(program, self._environments, config, model_dir)
         threads = threads_per_instance(config, len(instances_of(config)), os.environ)
         environment = replace(

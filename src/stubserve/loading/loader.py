@@ -35,6 +35,7 @@ from stubserve.instances.stub import Stub
 from stubserve.loading.ensembles import start_ensemble
 from stubserve.loading.identity import digest_of, identity_of
 from stubserve.loading.launchers import Launchers
+from stubserve.loading.program import idle_parts
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances
 from stubserve.model_config.openai_routes import CHAT_TEMPLATE, TEXT, openai_use
@@ -115,6 +116,7 @@ class Loader:
         folder, config = candidate.folder, candidate.config
         for wrong in repeated_tensors(config):
             log.warning("model '%s': %s", folder.name, wrong.message)
+        self._tell_what_is_idle(config)
         if config.platform == ENSEMBLE_PLATFORM:
             ensemble = await start_ensemble(candidate, version, services.models, self._settings.max_queue_size)
             ensemble.tracing = self._tracing(ensemble.name)
@@ -179,6 +181,7 @@ class Loader:
 
         Missing instances are started. Raises ServeError; then nothing is left of them.
         """
+        self._tell_what_is_idle(candidate.config)
         launcher, _, _ = await self._launchers.of(candidate, model.version, services)
         config = with_instances(model.config, candidate.config)
         assigned = assign(model.instances, instances_of(config))
@@ -210,26 +213,20 @@ class Loader:
             found = await asyncio.to_thread(read_chat_template, model.name, folders)
             model.signature.memo[CHAT_TEMPLATE] = found
 
+    def _tell_what_is_idle(self, config: Any) -> None:
+        for _, text in idle_parts(config, limits=self._limiter is not None, caches=self._cache is not None):
+            log.warning("model '%s': %s", config.name, text)
+
     def _check_limits(self, config: Any, specs: Sequence[InstanceSpec]) -> None:
         """Raises ServeError INVALID_ARG if an instance asks for more of a resource than there is."""
         if self._limiter is not None:
             self._limiter.check([(spec.resources, spec.device_id) for spec in specs])
-        elif any(group.HasField("rate_limiter") for group in config.instance_group):
-            log.warning(
-                "model '%s': 'rate_limiter' has no effect without --rate-limit=execution_count",
-                config.name,
-            )
 
     def _use_cache(self, model: InstanceModel | EnsembleModel) -> None:
-        if not model.config.response_cache.enable:
-            return
         cache = self._cache
-        if cache is None:
-            log.warning(
-                "model '%s': 'response_cache' has no effect without a cache; --cache-config=local,size=256M gives one",
-                model.name,
-            )
-        elif model.config.model_transaction_policy.decoupled:
+        if cache is None or not model.config.response_cache.enable:
+            return
+        if model.config.model_transaction_policy.decoupled:
             # Only an ensemble gets here: it is decoupled because a member is.
             log.warning("model '%s': 'response_cache' has no effect, as its members are decoupled", model.name)
         else:
@@ -242,16 +239,8 @@ class Loader:
             return None
         bounds = list(DEFAULT_BOUNDS_MS)
         for control in config.model_metrics.metric_control:
-            family = control.metric_identifier.family
-            if family == FIRST_RESPONSE:
+            if control.metric_identifier.family == FIRST_RESPONSE:
                 bounds = list(control.histogram_options.buckets)
-            else:
-                log.warning(
-                    "Metric family '%s' in 'metric_identifier' is not a customizable metric in Triton core. "
-                    "'model_metrics' of model '%s' has no effect on it.",
-                    family,
-                    config.name,
-                )
         if not measured.histogram_latencies and not measured.summary_latencies:
             return None
         return Latencies(bounds if measured.histogram_latencies else None, measured.summary_latencies)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,12 @@ from stubserve_stub.backends.cards import PYTHON, all_cards, card_of
 from stubserve.environments.environment import Environment
 from stubserve.environments.resolve import Environments, named_in
 from stubserve.errors import ServeError, internal, invalid, unsupported
+from stubserve.inference.latencies import FIRST_RESPONSE
 from stubserve.instances.launcher import Program
 
 _RUNTIME = "model.py"
+# The parts of `optimization` that the server itself looks at
+_PINNED = ("input_pinned_memory", "output_pinned_memory")
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
 
 
@@ -140,9 +144,42 @@ async def environment_of(program: Program, environments: Environments, config: A
     return await environments.find(named_in(config) or str(program.default_environment or ""), model_dir)
 
 
-def missing_parts(config: Any) -> list[tuple[str, str]]:
-    """Fields of a configuration that have no effect: (field, text)."""
+def idle_parts(config: Any, limits: bool = False, caches: bool = False) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """The fields of a configuration that have no effect, with the reason: (path, text).
+
+    `limits` and `caches` say whether the server has a rate limiter and a response cache.
+    """
+    card, backend = card_of(config.backend), config.backend or config.platform
+    why = f"has no effect with backend '{backend}'"
     # In Triton these fields have no effect with other backends either.
-    why = f"has no effect with backend '{config.backend}', which gets each request by itself"
-    parts = () if card_of(config.backend).gathers else ("batch_input", "batch_output")
-    return [(part, f"'{part}' {why}") for part in parts if getattr(config, part)]
+    for part in () if card.gathers else ("batch_input", "batch_output"):
+        if getattr(config, part):
+            yield (part,), f"'{part}' {why}, which gets each request by itself"
+    for field, _ in config.optimization.ListFields():
+        if field.name not in (*_PINNED, *card.optimizations):
+            yield ("optimization", field.name), f"'optimization {{ {field.name} }}' {why}"
+    if config.model_operations.op_library_filename and not card.takes_operations:
+        yield ("model_operations",), f"'model_operations' {why}"
+    if config.cc_model_filenames:
+        yield ("cc_model_filenames",), "'cc_model_filenames' has no effect: 'default_model_filename' names the file"
+    idle = {"host_policy": "has no effect: instances are processes, which the system places"}
+    if not card.has_engines:
+        idle["secondary_devices"] = why
+    if not limits:
+        idle["rate_limiter"] = "has no effect without --rate-limit=execution_count"
+    for name, reason in idle.items():
+        for index, group in enumerate(config.instance_group):
+            if any(field.name == name for field, _ in group.ListFields()):
+                yield ("instance_group", index, name), f"'{name}' {reason}"
+                break  # the other groups would only repeat it
+    if config.response_cache.enable and not caches:
+        text = "'response_cache' has no effect without a cache; --cache-config=local,size=256M gives one"
+        yield ("response_cache",), text
+    for index, control in enumerate(config.model_metrics.metric_control):
+        family = control.metric_identifier.family
+        if family != FIRST_RESPONSE:
+            yield (
+                ("model_metrics", "metric_control", index),
+                f"Metric family '{family}' in 'metric_identifier' is not a customizable metric in Triton core. "
+                "'model_metrics' has no effect on it.",
+            )

@@ -26,18 +26,31 @@ _NO_FIELD = re.compile(r'Message type "inference\.([\w.]+)" has no field named "
 _EXCERPT = re.compile(r"^'.*': ", re.DOTALL)
 _NO_VALUE = re.compile(r'Enum type "inference\.([\w.]+)" has no value named (\w+)')
 
+# What the errors of a field depend on, beside the field itself
+_DEPENDS_ON: dict[str | int, tuple[str, ...]] = {
+    "backend": ("platform", "default_model_filename", "runtime"),
+    "platform": ("backend", "ensemble_scheduling"),
+    "batch_input": ("input",),
+    "batch_output": ("input", "output"),
+    "ensemble_scheduling": ("input", "output"),
+}
+
 # In all readings of one text together; about a quarter of a second
 _MOST_CHARACTERS = 200_000
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A part that could not be read. Line and column count from 1; `path` is that of the field."""
+    """A part that could not be read. Line and column count from 1; `path` is that of the field.
+
+    `part` is the field of the configuration that it is in, or was probably meant to be.
+    """
 
     line: int
     column: int
     text: str
     path: tuple[str | int, ...]
+    part: str
 
 
 @dataclass
@@ -49,11 +62,17 @@ class Reading:
     mistakes: list[Mistake] = field(default_factory=list)
     complete: bool = True
 
-    def note(self, source: Source | None, line: int, column: int, text: str) -> Field | None:
-        """Notes a mistake at a place of `source`; the innermost field there."""
+    @property
+    def unread(self) -> set[str]:
+        """The fields of the configuration of which something could not be read."""
+        return {mistake.part for mistake in self.mistakes}
+
+    def note(self, source: Source | None, line: int, column: int, text: str, meant: str = "") -> Field | None:
+        """Notes a mistake at a place of `source`; the innermost field there. `meant` is the name of another field."""
         found = source.at(line, column) if source is not None else None
         innermost, path = (None, ()) if found is None else (found[0], (*found[1], found[0].name))
-        self.mistakes.append(Mistake(line, column, text, path))
+        part = meant if meant and len(path) == 1 else str(path[0]) if path else ""
+        self.mistakes.append(Mistake(line, column, text, path, part))
         return innermost
 
     def line_of(self, path: FieldPath) -> int:
@@ -61,9 +80,11 @@ class Reading:
         return self.source.line_of(path) if self.source is not None else 0
 
     def follows_from_mistake(self, path: FieldPath) -> bool:
-        """Whether an error about a field may only follow from an unreadable field beside it."""
+        """Whether an error about a field may only follow from an unreadable field, beside it or that it depends on."""
         places = [mistake.path[:-1] or mistake.path for mistake in self.mistakes]
-        return any(tuple(path[: len(beside)]) == beside for beside in places)
+        return any(tuple(path[: len(beside)]) == beside for beside in places) or not self.unread.isdisjoint(
+            _DEPENDS_ON.get(path[0], ())
+        )
 
 
 def read_leniently(text: str) -> Reading:
@@ -93,7 +114,8 @@ def read_leniently(text: str) -> Reading:
             else:
                 line, column = place_of_number(left, error)
             reason = str(error).removeprefix(f"{line}:{column} : ")
-            unread = reading.note(rest, line, column, _explained(reason))
+            text, meant = _explained(reason)
+            unread = reading.note(rest, line, column, text + _remark_on_comment(left, line, column), meant)
             if rest is None or unread is None or read > _MOST_CHARACTERS:
                 reading.complete = False
                 return reading
@@ -103,16 +125,29 @@ def read_leniently(text: str) -> Reading:
             return reading
 
 
-def _explained(reason: str) -> str:
-    """Protobuf's words without the excerpt of the text, and with the name that was probably meant."""
+def _remark_on_comment(text: str, line: int, column: int) -> str:
+    """A remark on a word that a comment cuts off, as in `TYPE_#DTYPE`."""
+    lines = text.split("\n")
+    rest = lines[line - 1][column - 1 :] if 0 < line <= len(lines) and column else ""
+    word = re.match(r"\w+(?=#)", rest)
+    return f"; a comment begins behind it, so '{rest[word.end() :].strip()}' is not read" if word is not None else ""
+
+
+def _explained(reason: str) -> tuple[str, str]:
+    """Protobuf's words without the excerpt of the text, and with the name that was probably meant; and that name.
+
+    A name that is as near to others means none.
+    """
     for pattern, kind in ((_NO_FIELD, "field"), (_NO_VALUE, "value")):
         match = pattern.search(reason)
         if match is not None:
             holder, name = match[1].rpartition(".")[2], match[2]
-            close = difflib.get_close_matches(name, _names(match[1], kind), 1, 0.6)
-            hint = f"; did you mean '{close[0]}'?" if close else ""
-            return f"{holder} has no {kind} named '{name}'{hint}"
-    return _EXCERPT.sub("", reason)
+            close = difflib.get_close_matches(name, _names(match[1], kind), 2, 0.6)
+            alike = [difflib.SequenceMatcher(None, one, name).ratio() for one in close]
+            meant = close[0] if (close and alike[0] != alike[-1]) or len(close) == 1 else ""
+            hint = f"; did you mean '{meant}'?" if meant else ""
+            return f"{holder} has no {kind} named '{name}'{hint}", meant if kind == "field" else ""
+    return _EXCERPT.sub("", reason), ""
 
 
 def _names(full_name: str, kind: str) -> list[str]:

@@ -301,9 +301,11 @@ def _versions_on_disk(folder: ModelFolder) -> list[int]:
         if name in _NOT_VERSIONS or _is_hidden(name):
             continue
         if len(name) > 1 and name.startswith("0"):
-            _log.warning("ignore version directory '%s' which contains leading zeros in its directory name", name)
+            _log.warning(
+                "ignore version directory '%s' which contains leading zeros in its directory name", folder.path / name
+            )
         elif not (name.isascii() and name.isdigit() and int(name) <= _MAX_VERSION):
-            _log.warning("ignore version directory '%s' which fails to convert to integral number", name)
+            _log.warning("ignore version directory '%s' which fails to convert to integral number", folder.path / name)
         else:
             versions.append(int(name))
     return sorted(versions)

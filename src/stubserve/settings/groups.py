@@ -108,6 +108,7 @@ class TracingSettings:
 NONE, EXPLICIT, POLL = "none", "explicit", "poll"
 ALL_MODELS = "*"
 DEFAULT_BACKEND_DIRECTORY = Path("/opt/tritonserver/backends")
+DEFAULT_AGENT_DIRECTORY = Path("/opt/tritonserver/repoagents")
 
 
 def default_shm_limit() -> int:
@@ -135,7 +136,7 @@ class RepositorySettings:
     load_threads: int = 4
     load_retries: int = 0
     namespacing: bool = False
-    agent_directory: Path = Path("/opt/tritonserver/repoagents")
+    agent_directory: Path = DEFAULT_AGENT_DIRECTORY
     config_name: str = ""
     disable_auto_complete: bool = False
     gpu_to_cpu: bool = False

@@ -72,7 +72,10 @@ class Card:
     answers_one_by_one: bool = False
     # Whether instances on GPUs read inputs there
     reads_on_gpus: bool = False
-    # Whether profiles of instances, shape tensors and formats that are not linear mean something
+    # What the backend makes of `optimization`, and whether `model_operations` name libraries for it
+    optimizations: Tuple[str, ...] = ()
+    takes_operations: bool = False
+    # Whether profiles of instances, secondary devices, shape tensors and formats that are not linear mean something
     has_engines: bool = False
     # Whether the server keeps the implicit states, and gives them with each request, so that they outlive a stub
     server_keeps_states: bool = False
@@ -80,7 +83,8 @@ class Card:
     package: str = ""
     extra: str = ""
     # "module:function", called with the configuration as JSON has it. The first raises Refusal for one that the backend
-    # would not take; the second also gets a version's folder, and yields a FileProblem for each that it finds there.
+    # would not take, and what it returns may have `remarks` for people. The second also gets a version's folder, and
+    # yields a FileProblem for each that it finds there.
     checks_config: str = ""
     checks_files: str = ""
     # "module:function", called with a number of threads in each stub whose threads are limited

@@ -134,6 +134,13 @@ def _tensor(state: Mapping[str, Any], name: str) -> Dict[str, Any]:
     return {"name": state[name], "data_type": state["data_type"], "dims": state["dims"]}
 
 
+# Parameters that the server reads, whatever the backend
+_OF_THE_SERVER = {
+    "EXECUTION_ENV_PATH", "EXECUTE_TIMEOUT_SECS", "FORCE_CPU_ONLY_INPUT_TENSORS", "OPENAI_ROUTES",
+    "THREADS_PER_INSTANCE",
+}  # fmt: skip
+
+
 class Parameters:
     """The parameters of a model, from the server's JSON. A parameter that is not given is empty, 0 or None."""
 
@@ -142,8 +149,18 @@ class Parameters:
         self._model = config.get("name", "")
         self._parameters: Dict[str, Any] = config.get("parameters", {})
         self._settings = settings
+        self._known = set(_OF_THE_SERVER)
+
+    def unknown(self, *unread: str) -> List[str]:
+        """Remarks about parameters that the backend does not have: all but `unread` must have been read before."""
+        return [
+            f"parameter '{name}' has no effect: the backend {self._backend} has none of this name"
+            for name in self._parameters
+            if name not in self._known and name not in unread
+        ]
 
     def text(self, name: str) -> str:
+        self._known.add(name)
         value: str = self._parameters.get(name, {}).get("string_value", "")
         return value
 

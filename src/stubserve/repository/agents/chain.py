@@ -80,9 +80,9 @@ class Agents:
     def call(self, asked: _AskedAgent, hook: str, run: int, model: str) -> Path | None:
         """Runs a hook of an agent, and returns its folder. Raises ServeError. Blocks."""
         directory = self._settings.agent_directory
-        if asked.name == _CHECKSUM and not (directory / asked.name / "agent.py").is_file():
+        if is_built_in(asked.name, directory):
             if hook == "load":
-                _check_digests(asked.folder, asked.parameters)
+                check_digests(asked.folder, asked.parameters)
             return None
         with self._guard:
             process = self._processes.setdefault(asked.name, AgentProcess(asked.name, directory))
@@ -157,7 +157,12 @@ _CHECKSUM = "checksum"
 _CHUNK = 1 << 20
 
 
-def _check_digests(folder: Path, parameters: Mapping[str, str]) -> None:
+def is_built_in(name: str, directory: Path) -> bool:
+    """Whether the agent of this name is the built-in one, which an agent of one's own in `directory` replaces."""
+    return name == _CHECKSUM and not (directory / name / "agent.py").is_file()
+
+
+def check_digests(folder: Path, parameters: Mapping[str, str]) -> None:
     """Raises ServeError that names the first file with another digest."""
     for key, expected in parameters.items():
         algorithm, colon, path = key.partition(":")

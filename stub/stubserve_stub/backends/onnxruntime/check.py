@@ -7,16 +7,19 @@ every problem reported here would also fail a load.
 
 from __future__ import annotations
 
+import importlib.util
 import mmap
 import os
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Set, Union
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Union
 
 from stubserve_stub.backends.card import FileProblem
 from stubserve_stub.backends.contract import Contract, needs_completion, validate
-from stubserve_stub.backends.loading import TensorInfo, dims_of
+from stubserve_stub.backends.loading import TensorInfo, dims_of, import_package
 from stubserve_stub.backends.onnxruntime import file as onnx_file
+from stubserve_stub.backends.onnxruntime.card import CARDS
 from stubserve_stub.backends.onnxruntime.file import CutOff, fields
-from stubserve_stub.backends.onnxruntime.session import find_file, options_of
+from stubserve_stub.backends.onnxruntime.gpu import PROVIDERS
+from stubserve_stub.backends.onnxruntime.session import OnnxOptions, find_file, options_of
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire.datatypes import BY_NAME
 
@@ -95,13 +98,33 @@ def _text(value: Any) -> str:
     return bytes(value).decode("utf-8", "backslashreplace")
 
 
-# Only the machine that runs the model knows whether an accelerator is installed.
-_ALL_PROVIDERS = ("CPUExecutionProvider", "OpenVINOExecutionProvider")
+# Only the environment of a model knows what is installed in it.
+_ALL_PROVIDERS = ("CPUExecutionProvider", "OpenVINOExecutionProvider", *PROVIDERS)
+_OWN_ENVIRONMENT = "EXECUTION_ENV_PATH"
 
 
-def check_config(config: Mapping[str, Any]) -> None:
-    """Raises Refusal for a configuration that the backend would not take."""
-    options_of(config, {}, _ALL_PROVIDERS)
+def check_config(config: Mapping[str, Any]) -> OnnxOptions:
+    """The options of a session. Raises Refusal for a configuration that the backend would not take."""
+    groups = [one for one in config["instance_group"] if one["kind"] == "KIND_GPU"]
+    device = groups[0]["gpus"][0] if groups and groups[0]["gpus"] else None
+    available: Sequence[str] = _ALL_PROVIDERS
+    is_asked = device is not None or "execution_accelerators" in config["optimization"]
+    if is_asked and _OWN_ENVIRONMENT not in config["parameters"] and importlib.util.find_spec("onnxruntime"):
+        for name, value in CARDS[0].variables:  # as in a stub
+            os.environ.setdefault(name, value)
+        available = import_package("onnxruntime", "onnxruntime").get_available_providers()
+    return options_of(config, {}, available, device)
+
+
+def _library_problems(libraries: Sequence[str], file: str) -> Iterator[FileProblem]:
+    """Libraries with operators that are not there, in the loader's words."""
+    for library in libraries:
+        if "/" not in library:
+            text = f"only the system's loader knows where '{library}' lies: write its whole path"
+            yield FileProblem(file, text, is_warning=True)
+        elif not os.path.isfile(library):
+            text = f"{library}: cannot open shared object file: No such file or directory"
+            yield FileProblem(file, f"Failed to load library {library} with error: {text}")
 
 
 def file_problems(config: Mapping[str, Any], version_dir: str) -> Iterator[FileProblem]:
@@ -109,6 +132,8 @@ def file_problems(config: Mapping[str, Any], version_dir: str) -> Iterator[FileP
     if not os.path.isfile(path):
         yield FileProblem(version_dir, f"unable to find '{path}' for model '{config['name']}'")
         return
+    libraries = config.get("model_operations", {}).get("op_library_filename", ())
+    yield from _library_problems(libraries, os.path.join(os.path.dirname(version_dir), "config.pbtxt"))
     try:
         onnx_file.read(path)
         contract = None if needs_completion(config) else declared(path, config)

@@ -18,6 +18,7 @@ Provider = Tuple[str, Tuple[Tuple[str, str], ...]]
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 _TENSORRT_PROVIDER = "TensorrtExecutionProvider"
+PROVIDERS = (CUDA_PROVIDER, _TENSORRT_PROVIDER)
 _CUDA, _TENSORRT = "cuda", "tensorrt"
 
 # Parameters of a model that are for CUDA. Those with choices are a number of one.

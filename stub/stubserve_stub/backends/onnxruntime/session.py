@@ -84,7 +84,7 @@ def options_of(
         on_gpu = gpu_providers(config, reader, available, device)
     optimization = config.get("optimization", {})
     libraries = config.get("model_operations", {}).get("op_library_filename", [])
-    return OnnxOptions(
+    options = OnnxOptions(
         _LEVELS.get(int(optimization.get("graph", {}).get("level", 0)), "ORT_ENABLE_ALL"),
         mode == 1,
         intra,
@@ -96,9 +96,10 @@ def options_of(
         (*on_gpu, *_cpu_providers(config, available)),
         device,
         tuple(libraries),
-        tuple(remarks),
+        (),
         tuple(_chosen(reader, str(config.get("name", "")))),
     )
+    return options._replace(remarks=(*remarks, *reader.unknown(_INTRA, _INTER)))
 
 
 def _chosen(reader: Parameters, model: str) -> Iterator[str]:

@@ -65,7 +65,7 @@ def options_of(config: Mapping[str, Any], on_gpu: bool = False) -> TorchOptions:
         raise Refusal(f"{reader.called(_INIT_LIBRARY)} has a compiled library, which stubserve does not load")
     idle = _IDLE if on_gpu else {**dict.fromkeys(_FOR_GPUS, "it is for GPUs"), **_IDLE}
     remarks = [f"parameter '{name}' has no effect: {why}" for name, why in idle.items() if reader.boolean(name)]
-    return TorchOptions(
+    options = TorchOptions(
         reader.boolean("INFERENCE_MODE") is not False,
         not reader.boolean("DISABLE_OPTIMIZED_EXECUTION"),
         reader.boolean("ENABLE_JIT_EXECUTOR"),
@@ -76,9 +76,10 @@ def options_of(config: Mapping[str, Any], on_gpu: bool = False) -> TorchOptions:
         not (on_gpu and reader.boolean(_DISABLE_CUDNN)),
         on_gpu and bool(reader.boolean(_CLEAN_CACHE)),
         _compile_arguments(reader),
-        tuple(remarks),
+        (),
         tuple(f"{line} for model instance '{config.get('name', '')}'" for line in _chosen(reader)),
     )
+    return options._replace(remarks=(*remarks, *reader.unknown("NUM_THREADS", "NUM_INTEROP_THREADS")))
 
 
 def _chosen(reader: Parameters) -> Iterator[str]:

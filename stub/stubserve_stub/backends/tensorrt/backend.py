@@ -22,7 +22,6 @@ from stubserve_stub.backends.tensorrt.plan import (
     check_batch,
     find_file,
     open_plan,
-    parameters_without_effect,
     used_profiles,
     with_batch_of,
 )
@@ -71,8 +70,6 @@ class TensorRtBackend(NativeBackend):
         contract = with_batch_of(plan, profiles)
         check_batch(config, contract)
         validate(config, contract)
-        for remark in parameters_without_effect(config):
-            self._log(codes.LOG_WARNING, remark)
         self.blocks = Blocks(devices, number)
         scalars: Dict[str, Sequence[int]] = {
             output["name"]: [int(dim) for dim in output["dims"]] for output in config["output"]

@@ -11,7 +11,7 @@ nearest best shapes, as in upstream.
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from stubserve_stub.backends.contract import Contract
 from stubserve_stub.backends.loading import HEAD_BYTES, TensorInfo, resemblance, shape_text
@@ -237,15 +237,3 @@ def _problem(profile: Profile, shapes: Mapping[str, Shape], instance: str) -> st
                     f"received {given}"
                 )
     return ""
-
-
-def parameters_without_effect(config: Mapping[str, Any]) -> List[str]:
-    """What a configuration asks of this backend that it does not do, as lines for the log."""
-    optimization: Dict[str, Any] = config.get("optimization") or {}
-    asked = {
-        "optimization { cuda { graphs } }": (optimization.get("cuda") or {}).get("graphs"),
-        "optimization { cuda { output_copy_stream } }": (optimization.get("cuda") or {}).get("output_copy_stream"),
-        "optimization { eager_batching }": optimization.get("eager_batching"),
-        "optimization { gather_kernel_buffer_threshold }": optimization.get("gather_kernel_buffer_threshold"),
-    }
-    return [f"`{name}` has no effect: it changes only how fast a plan runs" for name, value in asked.items() if value]
