@@ -145,7 +145,6 @@ ANSWERS = [
     ('pb_utils.Tensor(np.str_("a"), np.zeros(2)).name()', "'a'"),
     ('pb_utils.Tensor("é", np.zeros(2)).name()', "'é'"),
     ('pb_utils.Tensor("a\\0b", np.zeros(2)).name()', "'a\\x00b'"),
-    ('tensor(np.array(["x"]))', "TritonModelException: NumPy dtype is not supported."),
     ("tensor(np.array([1j]))", "TritonModelException: NumPy dtype is not supported."),
     ('tensor(np.array([1], ">i4"))', "TritonModelException: NumPy dtype is not supported."),
     ('tensor(np.array([1], "M8[s]"))', "TritonModelException: NumPy dtype is not supported."),

@@ -41,6 +41,31 @@ _MEMORY[BF16] = np.dtype(np.uint16)
 _MEMORY[BYTES] = np.dtype(np.uint8)
 
 
+# numpy's strings: of bytes, of code points, and of any length
+_STRINGS = "SUT"
+
+
+def _of_other_type(dtype: np.dtype) -> int:
+    """The data type for numpy's other types. Raises TritonModelException."""
+    if dtype.char in _STRINGS:
+        return BYTES
+    if dtype.name == "bfloat16":
+        return BF16
+    raise TritonModelException("NumPy dtype is not supported.")
+
+
+def _bfloat16() -> Any:
+    """The type that the package ml_dtypes has for BF16. Raises TritonModelException if the environment has none."""
+    try:
+        import ml_dtypes  # not at the top: a model that never looks at BF16 does not need it
+    except ImportError:
+        raise TritonModelException(
+            "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+            " as_numpy() needs the package ml_dtypes in the model's environment."
+        ) from None
+    return ml_dtypes.bfloat16
+
+
 # Makes a tensor over memory of a GPU; None on servers without GPUs
 _from_device: Optional[Callable[[str, Any], Tensor]] = None
 
@@ -54,8 +79,9 @@ def use_devices(from_device: Callable[[str, Any], Tensor]) -> None:
 class Tensor:
     """A named tensor: an input of a request, or an output of a response.
 
-    `array` may have any data type of Triton that numpy has, BYTES as objects or `S` strings. Raises TypeError if it is
-    no array, TritonModelException for other data types and an empty name.
+    `array` may have any data type of Triton that numpy has, BYTES as objects or as any of numpy's strings, and BF16 as
+    `ml_dtypes.bfloat16`. Raises TypeError if it is no array, TritonModelException for other data types and an empty
+    name.
     """
 
     __slots__ = ("__weakref__", "_array", "_datatype", "_elements", "_name", "_shape", "_source", "_storage")
@@ -85,9 +111,7 @@ class Tensor:
         dtype = array.dtype
         datatype = _NUMBERS.get(dtype)
         if datatype is None:
-            if dtype.char != "S":
-                raise TritonModelException("NumPy dtype is not supported.")
-            datatype = BYTES
+            datatype = _of_other_type(dtype)
         if not array.flags.c_contiguous:
             array = array.copy(order="C")
         self._name = name
@@ -100,7 +124,7 @@ class Tensor:
             self._storage = None
         else:
             self._elements = None
-            self._storage = array
+            self._storage = array if datatype != BF16 else array.view(np.uint16)
 
     @staticmethod
     def _received(
@@ -132,9 +156,9 @@ class Tensor:
         storage = memory.view(_MEMORY[datatype]) if memory.nbytes else np.zeros(0, _MEMORY[datatype])
         if not storage.flags.aligned:
             storage = storage.copy()
-        self._source = self._elements = None
+        self._elements = None
         self._storage = storage.reshape(shape)
-        self._array = None if datatype == BF16 else self._storage
+        self._source, self._array = (b"", None) if datatype == BF16 else (None, self._storage)
         return self
 
     @staticmethod
@@ -187,7 +211,8 @@ class Tensor:
     def as_numpy(self) -> Array:
         """The tensor as an array, the same object on every call; BYTES as objects of type `bytes`.
 
-        Raises TritonModelException for BF16, and for a BYTES tensor whose memory is malformed.
+        BF16 is an array of `ml_dtypes.bfloat16`. Raises TritonModelException for BF16 where there is no such package,
+        and for a BYTES tensor whose memory is malformed.
         """
         array = self._array
         if array is not None:
@@ -198,16 +223,16 @@ class Tensor:
             else:
                 assert self._source is not None
                 array = bytes_tensor.decode_array(self._source).reshape(self._shape)
-        elif self._datatype == BF16:
-            raise TritonModelException(
-                "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
-            )
-        elif self._source is None:
-            # A DLPack producer does not expect writes to its memory.
-            assert self._storage is not None
-            array = self._storage.copy()
         else:
-            array = self._memory()
+            bfloat16 = _bfloat16() if self._datatype == BF16 else None
+            if self._source is None:
+                # A DLPack producer does not expect writes to its memory.
+                assert self._storage is not None
+                array = self._storage.copy()
+            else:
+                array = self._memory()
+            if bfloat16 is not None:
+                array = array.view(bfloat16)
         self._array = array
         return array
 

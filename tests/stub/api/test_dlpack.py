@@ -159,7 +159,8 @@ def test_import_keeps_its_producer() -> None:
     assert sys.getrefcount(given) == before
 
 
-def test_import_bf16_and_back() -> None:
+def test_import_bf16_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     tensor = Tensor.from_dlpack("b", bf16())
     assert tensor.triton_dtype() == BF16
     assert memoryview(tensor._payload()[2]).tobytes() == b"\x80\x3f" * 3

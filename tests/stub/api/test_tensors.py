@@ -6,6 +6,7 @@ import copy
 import gc
 import mmap
 import pickle
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -162,12 +163,48 @@ def test_malformed_bytes_are_found_when_looked_at() -> None:
         tensor.as_numpy()
 
 
-def test_bf16_has_no_array() -> None:
+def test_bf16_has_an_array_where_ml_dtypes_is(memory: Memory) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    tensor = Tensor._received("IN", BF16, (2,), b"\x80\x3f\0\x40", None)
+    array = tensor.as_numpy()
+    assert (array.dtype, array.tolist()) == (ml_dtypes.bfloat16, [1.0, 2.0])
+    assert tensor.as_numpy() is array
+    array[0] = 3
+    assert bytes(tensor._payload()[2]) == b"\x40\x40\0\x40"
+
+
+def test_bf16_is_not_copied() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.array([[1.5, -2]], ml_dtypes.bfloat16)
+    tensor = Tensor("OUT", array)
+    datatype, shape, storage = tensor._payload()
+    assert (datatype, shape, bytes(storage)) == (BF16, (1, 2), b"\xc0\x3f\0\xc0")
+    assert tensor.as_numpy() is array
+    assert np.shares_memory(np.frombuffer(storage, np.uint16), array)
+    region = np.zeros(4, np.uint8)
+    received = Tensor._of_region("IN", BF16, (2,), region)
+    assert np.shares_memory(received.as_numpy(), region)
+
+
+def test_text_becomes_bytes() -> None:
+    """Triton refuses arrays of numpy's text types, and takes the same text as objects."""
+    arrays = [np.array([["a", "münchen"]])]
+    if hasattr(np.dtypes if hasattr(np, "dtypes") else np, "StringDType"):
+        arrays.append(np.array([["a", "münchen"]], np.dtypes.StringDType()))
+    for array in arrays:
+        tensor = Tensor("OUT", array)
+        assert (tensor.triton_dtype(), tensor.shape()) == (BYTES, [1, 2])
+        assert bytes(tensor._payload()[2]) == b"\x01\0\0\0a\x08\0\0\0m\xc3\xbcnchen"
+
+
+def test_bf16_has_no_array_without_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     tensor = Tensor._received("IN", BF16, (2,), b"\x80\x3f\0\x40", None)
     with pytest.raises(TritonModelException) as raised:
         tensor.as_numpy()
     assert str(raised.value) == (
-        "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead."
+        "Tensor dtype is BF16 and cannot be converted to NumPy. Use to_dlpack() and from_dlpack() instead. "
+        "as_numpy() needs the package ml_dtypes in the model's environment."
     )
     assert tensor._payload()[2] == b"\x80\x3f\0\x40"
 
