@@ -88,6 +88,26 @@ def test_json_of_one_value_is_a_list_of_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (
+            {"parameters": {"A": "b"}},
+            """parameters['A'] must be an object, not str, as in {"parameters": {"A": {"string_value": "b"}}}""",
+        ),
+        (
+            {"parameters": {"A": 1}},
+            """parameters['A'] must be an object, not int, as in {"parameters": {"A": {"string_value": "..."}}}""",
+        ),
+        ({"model_warmup": [{"inputs": {"X": "zero"}}]}, "inputs['X'] must be an object, not str"),
+    ],
+)
+def test_json_with_a_value_in_place_of_an_object(document: dict[str, object], reason: str) -> None:
+    with pytest.raises(ServeError) as raised:
+        from_json_dict(document)
+    assert raised.value.message == f"failed to parse the model configuration JSON: {reason}"
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

@@ -233,6 +233,17 @@ def test_the_file_is_not_a_clients_to_choose(repository: Path, tmp_path: Path) -
     assert len(traces((tmp_path / "traces.json").read_text())) == 1
 
 
+def test_a_model_gets_its_callers_context(repository: Path, tmp_path: Path) -> None:
+    """Without spans of its own a server passes on the caller's."""
+    write_models(repository)
+    context = f"00-{'1' * 32}-{'2' * 16}-01"
+    with Serving(repository, *tracing(f"triton,file={tmp_path / 'traces'}", "level=TIMESTAMPS", "rate=1")) as server:
+        ask(server, "ens", traceparent=context)
+        server.wait_for(rf'context {{"traceparent":"{context}"}}')
+        ask(server, "ens")
+        server.wait_for("context None")
+
+
 @contextmanager
 def collector(file: Path, *words: str) -> Iterator[str]:
     """A collector's process; its address."""

@@ -48,6 +48,10 @@ class Parent(NamedTuple):
     span_id: int
 
 
+def _context(trace_id: int, span_id: int) -> str:
+    return f'{{"traceparent":"00-{trace_id:032x}-{span_id:016x}-01"}}'
+
+
 class TensorCopy(NamedTuple):
     """A copy of a tensor's bytes: the first of `nbytes`, as many as the collector wants."""
 
@@ -163,8 +167,12 @@ class Trace:
                 self.trace_id = getrandbits(128) | 1 if parent is None else parent.trace_id
                 self.outer_span = getrandbits(64) | 1
                 self.parent_span = 0 if parent is None else parent.span_id
-            context = f'{{"traceparent":"00-{self.trace_id:032x}-{self.compute_span:016x}-01"}}'
-        self.wire = (self.number, context)
+            context = _context(self.trace_id, self.compute_span)
+        elif parent is not None:
+            context = _context(*parent)
+        elif above is not None:
+            context = above.wire[1]
+        self.wire: tuple[int, str | None] = (self.number, context)
         # The execution
         self.instance: str = ""
         self.batch = 0

@@ -107,7 +107,16 @@ def _in_field(value: Any, field: FieldDescriptor | None) -> Any:
     message: Descriptor | None = field.message_type
     if message is not None and message.GetOptions().map_entry:
         entry = message.fields_by_name["value"]
-        return {k: _in_field(v, entry) for k, v in value.items()} if isinstance(value, dict) else value
+        if not isinstance(value, dict):
+            return value
+        for key, given in value.items():
+            if entry.message_type is not None and given is not None and not isinstance(given, dict):
+                text = f"{field.name}['{key}'] must be an object, not {type(given).__name__}"
+                if entry.message_type.name == "ModelParameter":
+                    right = {field.name: {key: {"string_value": given if isinstance(given, str) else "..."}}}
+                    text += f", as in {json.dumps(right)}"
+                raise ValueError(text)
+        return {k: _in_field(v, entry) for k, v in value.items()}
     if is_repeated(field):
         return [_element(item, field) for item in (value if isinstance(value, list) else [value])]
     return _element(value, field)

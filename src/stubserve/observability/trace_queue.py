@@ -59,8 +59,8 @@ class Tracer(Sampler):
         given = context() if self.spans else None
         if self._ahead and given is None:
             return None
-        parent = parent_of(given)
         wanted = not self._ahead
+        parent = parent_of(given if self.spans else context())
         if wanted:
             self._ahead = self.rules.rate
             wanted = self.left != 0
