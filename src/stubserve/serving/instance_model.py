@@ -275,7 +275,8 @@ class InstanceModel(ModelInstances):
 
     def _unavailable(self) -> ServeError:
         error = unavailable(
-            f"model '{self.name}' version {self.version} has no running instance: {self.why_not_ready()}"
+            f"model '{self.name}' version {self.version} has no running instance: "
+            + (self.why_not_ready() or "it is being ended")
         )
         if self._restarting():
             error.retry_after_s = 1
