@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stubserve_stub.backends.llamacpp import options
+from stubserve_stub.backends.llamacpp import backend, options
 from stubserve_stub.runtime.failure import Refusal
 
 
@@ -48,6 +48,17 @@ def test_a_configuration_is_completed() -> None:
         options.validate({**embedding, "input": speaking["input"]})
     with pytest.raises(Refusal, match="max_batch_size must be 0, got 4"):
         options.validate({**speaking, "max_batch_size": 4})
+
+
+@pytest.mark.parametrize("text", [b"x", b"[]", b'{"a":' * 100_000, b"\xff"])
+def test_requests_that_are_no_object(text: bytes) -> None:
+    with pytest.raises(Refusal, match="input 'openai_request' must be one JSON object"):
+        backend._body([text])
+
+
+@pytest.mark.parametrize(("n", "several"), [(2, True), (2.5, True), (1, False), ("x", False), ({}, False), (-1, False)])
+def test_choices_are_the_engines_to_refuse(n: Any, several: bool) -> None:
+    assert backend._Usage({"n": n}).several == several
 
 
 def test_its_file(tmp_path: Path) -> None:

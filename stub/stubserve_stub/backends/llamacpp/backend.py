@@ -49,6 +49,8 @@ _SILENT, _ERRORS = -1, 1
 # In JSON these cannot be part of a text, where quotes have a backslash.
 _PROGRESS, _USAGE = b',"prompt_progress":{', b',"usage":{'
 _ERROR = b'{"error":'
+# The engine allows as many as it has slots.
+_MOST_CHOICES = 1 << 20
 _CODES = {400: codes.INVALID_ARG, 501: codes.UNSUPPORTED, 503: codes.UNAVAILABLE}
 
 
@@ -152,7 +154,9 @@ class _Usage:
 
     def __init__(self, body: Dict[str, Any]) -> None:
         prompt = body.get("prompt")
-        self._choices = body.get("n") or 1
+        choices = body.get("n")
+        # What is none is refused by the engine.
+        self._choices = int(choices) if isinstance(choices, (int, float)) and 1 <= choices < _MOST_CHOICES else 1
         prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
         self._left = self._choices * prompts
         self._prompt = self._made = 0
@@ -180,7 +184,7 @@ def _body(elements: Any) -> Dict[str, Any]:
     try:
         (text,) = elements
         body = json.loads(text)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise Refusal(f"input '{REQUEST}' must be one JSON object: {error}", codes.INVALID_ARG) from None
     if not isinstance(body, dict):
         raise Refusal(f"input '{REQUEST}' must be one JSON object", codes.INVALID_ARG)

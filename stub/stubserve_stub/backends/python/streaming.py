@@ -51,11 +51,9 @@ class StreamingModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
-                answers = self.answers(request)
-            except Refusal as refusal:
-                _end(sender, refusal)
-            else:
-                threading.Thread(target=_stream, args=(answers, sender), daemon=True).start()
+                threading.Thread(target=_stream, args=(self.answers(request), sender), daemon=True).start()
+            except Exception as failure:
+                _end(sender, failure)
 
 
 def _stream(answers: Answers, sender: InferenceResponseSender) -> None:
