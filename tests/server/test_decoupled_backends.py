@@ -155,6 +155,12 @@ def test_a_reader_that_leaves(tmp_path: Path) -> None:
         next(stream)
         eventually(lambda: server.statistics("repeat")["execution_count"] == 2)
         stream.cancel()
+        # So is the wait that its instance owes it.
+        stream = grpc.stub.ModelStreamInfer(
+            iter([message("repeat", IN=[1, 2], DELAY=[0, 60_000], WAIT=[4_000_000_000])])
+        )
+        next(stream)
+        stream.cancel()
         assert server.request("POST", "/v2/repository/models/repeat/unload", b"{}").status == 200
         eventually(lambda: not server.stub_pids())
 

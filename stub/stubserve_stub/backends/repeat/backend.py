@@ -17,7 +17,6 @@ The `_check` functions compare the configuration with these tensors, in upstream
 
 from __future__ import annotations
 
-import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
@@ -65,7 +64,7 @@ class _Repeat(StreamingModel):
     def execute(self, requests: List[InferenceRequest]) -> None:
         super().execute(requests)
         for request in requests:
-            time.sleep(int(_input(request, "WAIT").reshape(-1)[0]) / 1000)
+            is_cancelled(request.get_response_sender(), int(_input(request, "WAIT").reshape(-1)[0]) / 1000)
 
 
 class _Square(StreamingModel):
