@@ -78,6 +78,11 @@ SAME = """
                 for request in requests
             ]
 """
+# Its clients see another shape than its model.
+SHAPED = """
+    input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ 2, 2 ] reshape { shape: [ 4 ] } } ]
+    output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 2, 2 ] reshape { shape: [ 4 ] } } ]
+"""
 STEPS = "sequence_batching { max_sequence_idle_microseconds: 60000000 }"
 
 
@@ -99,6 +104,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     write_model(repository, "telling", TELLING, io_config("STRING"))
     write_model(repository, "steps", TELLING, io_config("STRING", extra=STEPS))
     write_model(repository, "rows", DOUBLE, io_config(max_batch_size=8))
+    write_model(repository, "shaped", DOUBLE, SHAPED)
     with Serving(repository) as server:
         server.wait_until_ready()
         yield server
@@ -108,7 +114,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 def here(there: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     repository = tmp_path_factory.mktemp("here")
     url = f"http://127.0.0.1:{there.port}"
-    for name in ("double", "strings", "halves", "telling", "steps", "rows"):
+    for name in ("double", "strings", "halves", "telling", "steps", "rows", "shaped"):
         write_remote(repository, name, url)
     write_remote(repository, "renamed", f"http://127.0.0.1:1, {url}", model_name="double", model_version="1")
     write_model(repository, "calls", CALLS, io_config())
@@ -150,6 +156,8 @@ def test_the_configuration_is_the_other_ones(here: Serving, there: Serving) -> N
 def test_batches_and_data_types(here: Serving) -> None:
     rows = NUMBERS[:12].reshape(3, 4)
     assert (binary_output(here.infer_array("rows", rows)) == rows * 2).all()
+    square = NUMBERS[:4].reshape(2, 2)
+    assert (binary_output(here.infer_array("shaped", square)) == square * 2).all()
     halves = NUMBERS[:5].astype(np.float16)
     assert (binary_output(here.infer_array("halves", halves, "FP16"), np.float16) == halves * 2).all()
     texts = [{"name": "INPUT0", "datatype": "BYTES", "shape": [3], "data": ["", "two", "drei ä"]}]
