@@ -21,6 +21,9 @@ from stubserve.http.infer_encode import encode_error
 from stubserve.http.message import Reply
 from stubserve.inference.served_model import ServedModel
 
+# The largest body of a question that is no inference and no load: reading it must not take long.
+QUESTION_BYTES = 64 * 1024
+
 
 def client_of(server: ServerFacts, request: Request) -> Hashable:
     """The client's name; None where the server does not tell clients apart."""
@@ -88,6 +91,8 @@ async def body_of(
                     too_long = True
                     break
         if too_long:
+            if limit == QUESTION_BYTES:
+                raise too_long_json(declared or len(body), limit, hint=" This route needs no larger one.")
             raise too_long_json(declared or len(body), limit, what)
         yield bytes(body)
     finally:

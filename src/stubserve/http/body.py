@@ -36,10 +36,11 @@ def too_large(what: str, nbytes: int, max_input_size: int) -> ServeError:
     )
 
 
-def too_long_json(nbytes: int | str, limit: int, what: str = "request JSON size") -> ServeError:
+def too_long_json(
+    nbytes: int | str, limit: int, what: str = "request JSON size", hint: str = f" {LIMIT_HINT}"
+) -> ServeError:
     return ServeError(
-        Code.TOO_LARGE,
-        f"{what} of {nbytes} bytes exceeds the maximum allowed input size of {limit} bytes. {LIMIT_HINT}",
+        Code.TOO_LARGE, f"{what} of {nbytes} bytes exceeds the maximum allowed input size of {limit} bytes.{hint}"
     )
 
 

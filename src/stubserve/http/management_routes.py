@@ -14,7 +14,7 @@ from stubserve.api import management, openapi
 from stubserve.api.access import AUTHORIZATION
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, internal, invalid, unavailable
-from stubserve.http.asgi_request import body_of, json_response
+from stubserve.http.asgi_request import QUESTION_BYTES, body_of, json_response
 from stubserve.http.json.values import UNSET, find, is_uint, parse_json
 from stubserve.inference.served_model import ServedModel
 from stubserve.memory import client_regions
@@ -23,6 +23,8 @@ from stubserve.observability.logs import FORMATS
 
 _UINT32_MAX = (1 << 32) - 1
 _FILE = "file:"
+_MOST_VALUES = 100_000
+_PIECE_BYTES = 1 << 18
 
 
 class ManagementRoutes:
@@ -82,7 +84,7 @@ class ManagementRoutes:
         return json_response({"model_stats": rows})
 
     async def index(self, request: Request) -> Response:
-        async with body_of(request, self._server) as body:
+        async with body_of(request, self._server, QUESTION_BYTES) as body:
             only_ready = find(parse_json(body), "ready") if body else UNSET
         if only_ready is UNSET:
             only_ready = False
@@ -100,7 +102,7 @@ class ManagementRoutes:
         return Response(b"")
 
     async def unload(self, request: Request) -> Response:
-        async with body_of(request, self._server) as body:
+        async with body_of(request, self._server, QUESTION_BYTES) as body:
             unload_dependents = _unload_dependents(body)
         await self._server.control.unload(request.path_params["model"], unload_dependents)
         return Response(b"")
@@ -109,7 +111,7 @@ class ManagementRoutes:
         return json_response(self._server.log_settings.to_dict())
 
     async def update_log_settings(self, request: Request) -> Response:
-        async with body_of(request, self._server) as body:
+        async with body_of(request, self._server, QUESTION_BYTES) as body:
             changes = _log_settings(body)
         self._server.log_settings.update(changes)
         return await self.log_settings(request)
@@ -120,7 +122,7 @@ class ManagementRoutes:
 
     async def update_trace_settings(self, request: Request) -> Response:
         model = management.traced_model(self._server, request.path_params.get("model", ""))
-        async with body_of(request, self._server) as body:
+        async with body_of(request, self._server, QUESTION_BYTES) as body:
             changes = _trace_settings(body)
         self._server.tracing.update(changes, model)
         return await self.trace_settings(request)
@@ -135,7 +137,7 @@ class ManagementRoutes:
 
     async def register_region(self, request: Request) -> Response:
         name = _region(request)
-        async with body_of(request, self._server) as body:
+        async with body_of(request, self._server, QUESTION_BYTES) as body:
             if self._server.regions is None:
                 raise client_regions.disabled()
             if not name:
@@ -145,7 +147,7 @@ class ManagementRoutes:
 
     async def register_cuda_region(self, request: Request) -> Response:
         name = _region(request)
-        async with body_of(request, self._server) as body:
+        async with body_of(request, self._server, QUESTION_BYTES) as body:
             if self._server.regions is not None and not name:
                 raise invalid("'region name' is necessary to register cuda shared memory region")
             regions = management.cuda_regions(self._server, name)
@@ -153,12 +155,12 @@ class ManagementRoutes:
         return Response(b"", media_type="application/json")
 
     async def unregister_region(self, request: Request) -> Response:
-        async with body_of(request, self._server):
+        async with body_of(request, self._server, QUESTION_BYTES):
             management.unregister_region(self._server, _region(request))
         return Response(b"", media_type="application/json")
 
     async def unregister_cuda_region(self, request: Request) -> Response:
-        async with body_of(request, self._server):
+        async with body_of(request, self._server, QUESTION_BYTES):
             management.unregister_region(self._server, _region(request), on_device=True)
         return Response(b"", media_type="application/json")
 
@@ -180,6 +182,13 @@ def _load_parameters(body: bytes) -> tuple[str | None, dict[str, bytes]]:
 
     Raises ServeError with upstream's texts. Damaged base64 is refused; upstream reads as much of it as it can.
     """
+    values = 0
+    for at in range(0, len(body), _PIECE_BYTES):
+        piece = body[at : at + _PIECE_BYTES]
+        # Files are long texts without any of these. Reading many values holds up all other requests.
+        values += sum(map(piece.count, (b",", b"[", b"{", b"\\")))
+        if values > _MOST_VALUES:
+            raise invalid(f"the load request has more than {_MOST_VALUES} values and escaped characters")
     parameters = find(parse_json(body), "parameters") if body else UNSET
     if parameters is UNSET:
         return None, {}

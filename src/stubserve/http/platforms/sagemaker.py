@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from stubserve.api.access import Access
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, invalid
-from stubserve.http.asgi_request import body_of, guarded, json_response, not_allowed
+from stubserve.http.asgi_request import QUESTION_BYTES, body_of, guarded, json_response, not_allowed
 from stubserve.http.json.values import UNSET, find, parse_json
 from stubserve.http.platforms.forward import Forward, nothing, refused
 from stubserve.loading.control import ModelControl
@@ -99,7 +99,7 @@ class SageMaker:
             return json_response({"models": [_told(name, url) for name, url in sorted(self._loaded.items())]})
         if request.method != "POST":
             return not_allowed()
-        async with body_of(request, self._server) as body:
+        async with body_of(request, self._server, QUESTION_BYTES) as body:
             name, url = _asked(bytes(body))
         if name in self._loaded or url in self._loaded.values():
             return refused(invalid(f"model repository '{url}' has already been registered"), 409)
