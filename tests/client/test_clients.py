@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -261,3 +263,27 @@ def test_a_task_that_is_cancelled_gives_its_blocks_up(asked: Asked, protocol: st
 def test_a_url_of_another_kind_is_named(url: str) -> None:
     with pytest.raises(ValueError, match=f"'{url}' is no URL of a server"):
         Client(url)
+
+
+def test_threads_that_have_ended_keep_no_descriptors(asked: Asked, protocol: str) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def ask() -> None:
+        client.infer("image", {"INPUT0": image(1)})
+
+    def in_threads(count: int) -> int:
+        for _ in range(count):
+            thread = threading.Thread(target=ask)
+            thread.start()
+            thread.join()
+        return descriptors()
+
+    with Client(asked.url(protocol)) as client:
+        ask()
+        first = in_threads(1)
+        assert in_threads(20) < first + 20
+        before = descriptors()
+        in_threads(1)
+    # gRPC closes its sockets a little later.
+    eventually(lambda: descriptors() < before)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 import threading
 import traceback
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,6 +21,12 @@ T = TypeVar("T")
 DEFAULT_LIMIT = 256 << 20
 # By which a balancer sends all requests of a sequence to one server (docs/deployment/several-servers.md)
 SEQUENCE_HEADER = "x-sequence-id"
+
+
+# gevent's event loops (hubs) of threads that have or had a tritonclient for HTTP. gevent does not end them with their
+# threads, and each has four descriptors.
+_hubs: list[tuple[threading.Thread, Any]] = []
+_hubs_lock = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -84,14 +90,16 @@ class Client(_Connected):
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, **options)
         self._of_thread = threading.local()
-        self._all: weakref.WeakSet[Any] = weakref.WeakSet()
+        # Kept until a thread has ended: a tritonclient that dies within its thread's end makes a new hub there.
+        self._all: dict[threading.Thread, Any] = {}
 
     @property
     def triton(self) -> Any:
         """This thread's tritonclient, for all that is no inference."""
         if not hasattr(self._of_thread, "triton"):
-            self._of_thread.triton = self._new_triton()
-            self._all.add(self._of_thread.triton)
+            self._close_those_of(lambda thread: not thread.is_alive())
+            self._of_thread.triton = self._all[threading.current_thread()] = self._new_triton()
+            _remember_hub()
         return self._of_thread.triton
 
     def infer(
@@ -134,8 +142,14 @@ class Client(_Connected):
     def close(self) -> None:
         """Ends all connections. Arrays stay valid."""
         self._run(self._exchange.close())
-        for triton in list(self._all):
-            triton.close()
+        self._close_those_of(lambda _: True)
+
+    def _close_those_of(self, ended: Callable[[threading.Thread], bool]) -> None:
+        for thread in list(filter(ended, list(self._all))):
+            triton = self._all.pop(thread, None)
+            if triton is not None:
+                triton.close()
+        _end_hubs()
 
     def __enter__(self) -> Client:
         return self
@@ -224,6 +238,25 @@ class AsyncClient(_Connected):
         except BaseException as error:
             _free(error)
             raise
+
+
+def _remember_hub() -> None:
+    """Notes the hub of this thread, so that it can be ended once the thread has."""
+    gevent = sys.modules.get("gevent")
+    if gevent is None or importlib.import_module("gevent.monkey").is_module_patched("threading"):
+        return  # threads that are greenlets share the hub of the real one
+    with _hubs_lock:
+        _hubs.append((threading.current_thread(), gevent.get_hub()))
+
+
+def _end_hubs() -> None:
+    """Ends the hubs of threads that have ended."""
+    with _hubs_lock:
+        ended = {id(hub): hub for thread, hub in _hubs if not thread.is_alive()}
+        _hubs[:] = [(thread, hub) for thread, hub in _hubs if thread.is_alive()]
+    for hub in ended.values():
+        if hub.loop is not None:
+            hub.destroy(destroy_loop=True)
 
 
 def _free(error: BaseException) -> None:
