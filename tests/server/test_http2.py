@@ -248,6 +248,23 @@ def test_streams_that_are_broken_on_purpose_count_as_cancelled(server: Serving) 
     still_serves(server)
 
 
+def test_streams_beside_too_many_others_count_as_cancelled(server: Serving) -> None:
+    """A proper client knows the limit after its first round trip, and what it has sent before that is refused."""
+    with Raw(server) as raw:
+        raw.greet()
+        raw.socket.sendall(b"".join(raw.head(stream, f"{SERVICE}/ModelStreamInfer") for stream in range(1, 2048, 2)))
+        raw.socket.sendall(raw.head(2049))
+        while (found := raw.read()) is not None and found[0] != frames.RST_STREAM:
+            assert found[0] != frames.GOAWAY
+        assert found is not None
+        assert found[2:] == (2049, frames.REFUSED_STREAM.to_bytes(4, "big"))
+        with contextlib.suppress(ConnectionError):
+            for stream in range(2051, 2051 + 4 * MAX_RESETS, 2):
+                raw.socket.sendall(raw.head(stream))
+        assert raw.goodbye() == (frames.ENHANCE_YOUR_CALM, "too many cancelled streams")
+    still_serves(server)
+
+
 def long_head(raw: Raw, stream: int, value: str, pieces: int) -> bytes:
     """A call whose metadata are too long, in one frame or in several."""
     whole = raw.encode([*CALL, ("content-type", "application/grpc"), ("x-long", value)], huffman=False)
@@ -503,6 +520,29 @@ def test_what_is_no_grpc(server: Serving) -> None:
         block = Encoder().encode([(":method", "GET"), (":path", "/"), (":scheme", "http"), ("host", "test")])
         raw.socket.sendall(frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, block))
         assert raw.answer()[1][":status"] == "415"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "is_grpc"),
+    [
+        ("application/grpc", True),
+        ("application/grpc+proto", True),
+        ("application/grpc;charset=utf-8", True),
+        ("application/grpc-web", False),
+        ("application/grpc-web+proto", False),
+        ("application/grpcx", False),
+        ("application/grp", False),
+    ],
+)
+def test_kinds_of_content(server: Serving, content_type: str, is_grpc: bool) -> None:
+    with Raw(server) as raw:
+        raw.greet()
+        fields = [(":method", "POST"), (":scheme", "http"), (":path", f"{SERVICE}/ModelInfer"), (":authority", "test")]
+        block = Encoder().encode([*fields, ("te", "trailers"), ("content-type", content_type)])
+        raw.socket.sendall(frame(frames.HEADERS, frames.END_HEADERS, 1, block) + data(1, prefixed(MESSAGE)))
+        headers = raw.answer()[1]
+        assert headers[":status"] == ("200" if is_grpc else "415")
+        assert headers.get("grpc-status") == ("0" if is_grpc else None)
 
 
 def test_what_follows_a_message_that_is_refused_takes_no_memory(server: Serving) -> None:

@@ -46,7 +46,7 @@ _LEAST_BYTES = 16 * 1024
 class ClientBudget:
     """The budget of one connection. Exceeding it raises ConnectionFault.
 
-    `last_stream` is the last stream that the client has opened, `resets` the count of streams that it ended or broke,
+    `last_stream` is the last stream that the client has opened, `resets` the count of streams that came to nothing,
     and `room` the memory for its next read.
     """
 
@@ -104,7 +104,9 @@ class ClientBudget:
         self._frames = max(self._frames - _EXCUSED - moved // _BYTES_EACH, -_MOST_BEFOREHAND)
 
     def take_reset(self) -> None:
-        """Counts a stream that its client ended or broke. One that ends by itself takes one back: half may be reset."""
+        """Counts a stream that its client ended or broke, or opened beside too many others. One that ends by itself
+        takes one back: half may be reset.
+        """
         self.resets += 2
         if self.resets > MAX_RESETS:
             raise ConnectionFault(ENHANCE_YOUR_CALM, "too many cancelled streams")

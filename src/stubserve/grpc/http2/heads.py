@@ -78,7 +78,7 @@ class RpcHead:
             elif name == ":method":
                 post = value == "POST"
             elif name == "content-type":
-                self.is_grpc = value.startswith("application/grpc")
+                self.is_grpc = value.startswith("application/grpc") and value[16:17] in ("", "+", ";")
             elif name == "grpc-timeout":
                 found = _TIMEOUT(value)
                 self.timeout_s = int(found[1]) * _UNITS[found[2]] if found else None

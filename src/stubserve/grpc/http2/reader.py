@@ -243,6 +243,7 @@ class FrameReader:
             elif not self._budget.open_stream(id):
                 self._budget.take_idle_frame()
             elif self.closing or len(self.streams) >= MAX_STREAMS:
+                self._budget.take_reset()
                 self._writer.write(frames.rst_stream(id, frames.REFUSED_STREAM))
             elif head.too_large:
                 self._refuse(id, CALL_TOO_LARGE if head.is_grpc else TOO_LARGE, ends)
