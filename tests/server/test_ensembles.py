@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from google.protobuf import json_format, text_format
 
 from stubserve.model_config.proto import ModelConfig
-from tests.real_server import Serving, binary_output, eventually, io_config, write_model
+from tests.real_server import IDENTITY, Serving, binary_output, eventually, io_config, write_model
 from tests.server.ensembles import (
     COUNTER,
     DECOUPLED,
@@ -46,6 +47,15 @@ JOIN = """
                 ])
                 for request in requests
             ]
+"""
+
+# After the identity: tells, and begins when it is told.
+SLOW_START = """
+        def initialize(self, args):
+            import os
+            print("waiting to begin", flush=True)
+            with open(os.environ["GATE"]) as gate:
+                gate.read()
 """
 
 # Makes `array` of each request.
@@ -230,6 +240,38 @@ def test_members_come_and_go(repository: Path) -> None:
         assert load(server, "first").status == 200
         assert run(server, "chain", 1).status == 404
         server.wait_for("inconsistent data type: TYPE_FP32 is inferred from model chain while TYPE_INT32 is inferred")
+
+
+@pytest.mark.parametrize(("asked", "gone"), [("pipe", "dep"), ("pipe", "echo"), ("outer", "dep"), ("outer", "pipe")])
+def test_a_member_that_is_unloaded_while_its_ensemble_is_loading(
+    repository: Path, tmp_path: Path, asked: str, gone: str
+) -> None:
+    """Both succeed, as if one had come after the other: the unload takes the ensemble along."""
+    os.mkfifo(tmp_path / "gate")
+    write_model(repository, "echo")
+    write_model(repository, "dep", IDENTITY + SLOW_START)
+    write_chain(repository, "pipe", "echo", "dep")
+    write_chain(repository, "outer", "echo", "pipe")
+    environment = {"GATE": str(tmp_path / "gate")}
+    with Serving(repository, EXPLICIT, environment=environment) as server, ThreadPoolExecutor() as clients:
+        loading = clients.submit(load, server, asked)
+        server.wait_for("waiting to begin")
+        eventually(lambda: "READY" in server.request("POST", "/v2/repository/index").body.decode())
+        unloading = server.connect()
+        unloading.request("POST", f"/v2/repository/models/{gone}/unload", b"{}")
+        assert server.get("/v2/health/live").status == 200  # what was sent before has been read
+        (tmp_path / "gate").write_text("go")
+        assert loading.result().status == 200, loading.result()
+        assert unloading.getresponse().status == 200
+        unloading.close()
+        for name in {asked, "pipe", gone}:
+            answer = server.infer_array(name, np.ones(1, np.float32))
+            assert answer.error == f"Request for unknown model: '{name}' has no available versions"
+        going = clients.submit(load, server, gone)
+        if gone == "dep":
+            (tmp_path / "gate").write_text("go")
+        assert going.result().status == 200
+        assert values(run(server, asked, 3)) == [3]
 
 
 def test_what_an_ensemble_has_brought_goes_with_it(repository: Path) -> None:

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stubserve.errors import Code, internal, invalid
+from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.services import ControlForModels, Services, no_model_control
 from stubserve.loading.changeover import Changeover
@@ -289,26 +289,34 @@ class ModelControl:
             if candidate is None:
                 return ()
             turn.candidate = candidate
+            agents = candidate.agents
             try:
                 leaving = await self._take(candidate, turn)
             except Exception:
-                if candidate.agents is not None:
-                    await candidate.agents.failed()
+                if agents is not None:
+                    await agents.failed()
                 raise
-            if candidate.agents is not None:
-                await candidate.agents.succeeded()
-            self._ensembles.away.pop(name, None)
-            return leaving
+            if agents is not None:
+                await (agents.failed() if leaving is None else agents.succeeded())
+            if leaving is not None:
+                self._ensembles.away.pop(name, None)
+            return leaving or ()
 
-    async def _take(self, candidate: Candidate, turn: Turn) -> Sequence[asyncio.Task[None]]:
-        """Lets a candidate serve. Raises ServeError."""
-        await self._ensembles.prepare(candidate, turn)
+    async def _take(self, candidate: Candidate, turn: Turn) -> Sequence[asyncio.Task[None]] | None:
+        """Lets a candidate serve; None if it is an ensemble that an unload has overtaken. Raises ServeError."""
+        if not await self._ensembles.prepare(candidate, turn):
+            return None
         services = self._services
         if self._explicit:
             services = replace(services, control=_ControlInTurn(self, turn))
         if self._settings.namespacing:
             services = replace(services, models=self._registry.within(candidate.folder.namespace))
-        return await self._changeover.replace(candidate, services)
+        try:
+            return await self._changeover.replace(candidate, services)
+        except ServeError:
+            if await self._ensembles.is_overtaken(candidate):
+                return None
+            raise
 
     async def _unload(self, name: str, dependents: bool, outer: Turn | None) -> None:
         going = [name]

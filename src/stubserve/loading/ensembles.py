@@ -26,8 +26,8 @@ from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate
 from stubserve.model_config.validate_ensemble import is_decoupled, member_problems, members_of
 from stubserve.repository.candidate import Candidate
-from stubserve.repository.folder import read_labels
-from stubserve.repository.registry import Registry, VersionState
+from stubserve.repository.folder import available_versions, read_labels
+from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.repository.repositories import Repositories
 from stubserve.serving.ensemble_model import EnsembleModel
 
@@ -188,16 +188,16 @@ class Ensembles:
         self._retire = retire
         self.away: dict[str, Collection[str]] = {}
 
-    async def prepare(self, candidate: Candidate, turn: Turn) -> None:
-        """Makes sure that an ensemble can be loaded; does nothing for any other model.
+    async def prepare(self, candidate: Candidate, turn: Turn) -> bool:
+        """Whether an ensemble can be loaded, see `is_overtaken`; any other model can.
 
         Raises ServeError with upstream's texts; then the candidate is removed, and the registry has the reason.
         """
         members = members_of(candidate.config)
         if not members:
-            return
+            return True
         try:
-            await self._prepare(candidate, members, turn)
+            return await self._prepare(candidate, members, turn)
         except BaseException as raised:
             await asyncio.to_thread(candidate.remove)
             if not isinstance(raised, ServeError):
@@ -208,7 +208,27 @@ class Ensembles:
                 self._registry.entry(name).reason = raised.message
             raise invalid(f"load failed for model '{name}': {raised}\n") from None
 
-    async def _prepare(self, candidate: Candidate, names: tuple[str, ...], turn: Turn) -> None:
+    async def is_overtaken(self, candidate: Candidate) -> bool:
+        """Whether a member of an ensemble that is being loaded was there, and has been unloaded meanwhile.
+
+        As upstream, where the unload would have waited, the load has then succeeded, and the unload has taken the
+        ensemble along.
+        """
+        key, namespace = candidate.folder.key, candidate.folder.namespace
+        members = [self._registry.resolve(name, namespace) for name in members_of(candidate.config)]
+        gone = next((member for member in members if not self._registry.ready_versions(member)), None)
+        if gone is None:
+            return False
+        log.info("ensemble '%s' is unloaded as soon as it is loaded, because its member '%s' is", key, gone)
+        for version in await asyncio.to_thread(available_versions, candidate.folder, candidate.config):
+            if not self._registry.serves(key, version):
+                self._registry.set_version(key, version, VersionState.UNAVAILABLE, UNLOADED)
+        self._registry.entry(key).reason = ""
+        self.away[key] = members
+        await asyncio.to_thread(candidate.remove)
+        return True
+
+    async def _prepare(self, candidate: Candidate, names: tuple[str, ...], turn: Turn) -> bool:
         name, namespace = candidate.folder.key, candidate.folder.namespace
         look = self._repositories
         members = await look.aside(lambda: [look.member(one, namespace) for one in names])
@@ -221,8 +241,15 @@ class Ensembles:
             raise closed
         if self._load_member is not None:
             # The registry has the reasons of failed loads, and they are reported from there.
-            await asyncio.gather(*(self._load_member(member, outer=turn) for member in missing), return_exceptions=True)
+            loads = (self._load_member(member, outer=turn) for member in missing)
+            outcomes = await asyncio.gather(*loads, return_exceptions=True)
+            missing = [
+                one for one, outcome in zip(missing, outcomes, strict=True) if isinstance(outcome, BaseException)
+            ]
+        if not missing and await self.is_overtaken(candidate):
+            return False
         check_members(candidate.config, self._registry, namespace)
+        return True
 
     async def settle(self) -> None:
         """Lets each ensemble serve with its present members, or unloads it."""
