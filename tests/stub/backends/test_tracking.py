@@ -331,6 +331,13 @@ def test_detections_that_make_no_sense(arrays: dict[str, np.ndarray], text: str)
     assert response.code == codes.INVALID_ARG
 
 
+def test_the_time_of_a_frame_is_bounded() -> None:
+    """It grows with the third power of both numbers, so they are as small as what detectors usually give."""
+    text = asked(backend(), BOXES=np.zeros((301, 4), np.float32)).error
+    assert "has 301 boxes, and the parameter most_detections allows 300" in text
+    assert TrackerOptions().most_tracks == 300
+
+
 @pytest.mark.long
 def test_odd_detections_that_are_none() -> None:
     """Empty frames, boxes without a size, the largest numbers: all are tracked, and no state breaks."""

@@ -113,8 +113,8 @@ class TrackerOptions(NamedTuple):
     minimum_consecutive_frames: int = 2
     lost_track_buffer: int = 30
     frame_rate: float = 30.0
-    most_tracks: int = 1000
-    most_detections: int = 1000
+    most_tracks: int = 300
+    most_detections: int = 300
 
     @property
     def most_missed(self) -> int:
