@@ -135,6 +135,22 @@ def test_many_cameras_on_instances_that_die(tmp_path: Path) -> None:
     assert sum(camera.again for camera in cameras) <= 5 * 12
 
 
+def test_idle_cameras_keep_no_place_from_others(tmp_path: Path) -> None:
+    """Twelve share two slots, and would be idle for long: each is answered at once, and its identities go on."""
+    frames, options = frames_of("usual")
+    slots = "oldest { max_candidate_sequences: 2 } max_sequence_idle_microseconds: 900000000"
+    state = 'state { input_name: "TRACKS" output_name: "NEW_TRACKS" data_type: TYPE_UINT8 dims: [ -1 ] }'
+    write_tracker(tmp_path, f"sequence_batching {{ {slots} {state} }}", **options._asdict())
+    with Serving(tmp_path) as server:
+        cameras = [Camera(server, 10 + k, frames) for k in range(12)]
+        for _ in range(10):
+            for camera in cameras:
+                camera.send(3)
+    for camera in cameras:
+        assert camera.identities == expected("usual")[:30]
+        assert camera.again == 0
+
+
 def test_identities_go_on_in_a_model_that_is_loaded_again(tmp_path: Path) -> None:
     """With other parameters, then with other instances: the old instances go while their cameras are under way."""
     frames, _ = frames_of("usual")

@@ -224,6 +224,77 @@ def test_a_sequence_leaves_a_closed_instance_with_its_next_request(strategy: str
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+def test_idle_sequences_keep_no_slot_from_others(strategy: str) -> None:
+    """Each goes on with its next request, and with its own state, however many there are."""
+    counting = Counting(strategy, "i")
+    for sequence in range(1, 51):
+        counting.send(f"{sequence}a", sequence, "start")
+        counting.run()
+    assert len(counting.seen) == 50
+    for part in "bc":
+        for sequence in range(1, 51):
+            counting.send(f"{sequence}{part}", sequence)
+        counting.run()
+    assert sorted(counting.seen) == sorted(
+        (f"{sequence}{part}", state)
+        for sequence in range(1, 51)
+        for part, state in zip("abc", (None, 1, 2), strict=True)
+    )
+    assert not counting.failed
+    assert (counting.scheduler.sequences, counting.kept) == (50, 50)
+    assert all(counting.scheduler.holds(sequence) for sequence in range(1, 51))
+    for sequence in range(1, 51):
+        counting.send(f"{sequence}d", sequence, "end")
+    counting.run()
+    assert (counting.scheduler.sequences, counting.kept) == (0, 0)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_sequence_under_way_keeps_its_slot(strategy: str) -> None:
+    counting = Counting(strategy, "i")
+    for sequence in range(1, 4):
+        counting.send(f"{sequence}a", sequence, "start")
+    counting.poll()
+    counting.send("4a", 4, "start")
+    counting.poll()
+    assert counting.scheduler.queued
+    counting.run()
+    assert [id for id, _ in counting.seen][-1] == "4a"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_sequences_without_a_slot_end_when_they_are_idle_for_too_long(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or when there are too many of them, those first that are idle for longest. The scheduler says when to look."""
+    counting = Counting(strategy, "i")
+    slots = counting.scheduler._slots.each
+    for sequence in range(1, 11):
+        counting.send(f"{sequence}a", sequence, "start")
+        counting.run()
+        counting.ms += 10
+    counting.send("2b", 2)
+    counting.run()
+    counting.ms = 1005
+    wake_at_ns = counting.scheduler.poll(counting.ms * MS).wake_at_ns
+    assert wake_at_ns is not None
+    assert wake_at_ns <= 1020 * MS
+    assert not counting.scheduler.holds(1)
+    assert counting.scheduler.holds(2)
+    assert counting.kept == 9
+    counting.ms = 5000
+    counting.run()
+    assert (counting.scheduler.sequences, counting.kept) == (0, 0)
+    monkeypatch.setattr("stubserve.schedulers.sequence.backlog._MOST_RESTING", 5)
+    for sequence in range(1, 21):
+        counting.send(f"{sequence}a", sequence, "start")
+        counting.run()
+        counting.ms += 1
+    assert [sequence for sequence in range(1, 21) if counting.scheduler.holds(sequence)] == list(range(16 - slots, 21))
+    assert counting.kept == 5 + slots
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_another_scheduler_goes_on(strategy: str) -> None:
     """A sequence that has a request under way stays for now."""
     old, new = Counting(strategy, "i"), Counting(strategy, "j")

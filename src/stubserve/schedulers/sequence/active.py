@@ -18,7 +18,7 @@ class ActiveSequences:
     """The slot of each of these sequences. They end after `max_idle_ns` without a request, unless that is None."""
 
     def __init__(self, max_idle_ns: int | None) -> None:
-        self._max_idle_ns = max_idle_ns
+        self.max_idle_ns = max_idle_ns
         self._slots: dict[SequenceId, SequenceSlot] = {}
         self.slot_of = self._slots.get
         self._numbers = itertools.count(1)
@@ -45,8 +45,8 @@ class ActiveSequences:
         if complete:
             return
         self._slots[sequence] = slot
-        if not slot.watched and self._max_idle_ns is not None:
-            self._watch(slot, now_ns + self._max_idle_ns)
+        if not slot.watched and self.max_idle_ns is not None:
+            self._watch(slot, now_ns + self.max_idle_ns)
 
     def end(self, slot: SequenceSlot) -> None:
         """Ends the sequence of a slot, if it is not over already."""
@@ -60,13 +60,13 @@ class ActiveSequences:
         if not checks or checks[0][0] > now_ns:
             return []
         idle = []
-        assert self._max_idle_ns is not None
+        assert self.max_idle_ns is not None
         while checks and checks[0][0] <= now_ns:
             slot = heapq.heappop(checks)[3]
             slot.watched = False
             if slot.gone or slot.over:
                 continue
-            until_ns = slot.last_ns + self._max_idle_ns
+            until_ns = slot.last_ns + self.max_idle_ns
             if until_ns <= now_ns:
                 self.end(slot)
                 idle.append(slot)
@@ -82,8 +82,8 @@ class ActiveSequences:
         if slot.over:
             return
         self.end(slot)
-        if self._max_idle_ns is not None:
-            self._lost[slot.sequence] = (instance, slot.last_ns + self._max_idle_ns)
+        if self.max_idle_ns is not None:
+            self._lost[slot.sequence] = (instance, slot.last_ns + self.max_idle_ns)
 
     def lost_with(self, sequence: SequenceId, now_ns: int) -> str | None:
         """The instance that a sequence was lost with, unless it has begun again, or would now be idle for too long."""

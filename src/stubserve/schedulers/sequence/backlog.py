@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from stubserve.inference.request import Request
 from stubserve.schedulers.sequence.slots import SequenceId
 
+_MOST_RESTING = 1 << 14
+
 
 class Waiting:
     """One sequence. Of several with the same id, all but the last have their END.
@@ -33,6 +35,8 @@ class Backlog:
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[Waiting, None] = OrderedDict()
+        # Sequences that do not wait before their next request, and when their last one came, the longest idle first
+        self._resting: dict[Waiting, int] = {}
         # Sequences that may get further requests
         self._open: dict[SequenceId, Waiting] = {}
         self._of_request: dict[Request, Waiting] = {}
@@ -50,6 +54,9 @@ class Backlog:
         if waiting is None:
             waiting = self._open[sequence] = Waiting(sequence)
             self._waiting[waiting] = None
+        elif self._resting.pop(waiting, None) is not None:
+            self._waiting[waiting] = None
+            self._waiting.move_to_end(waiting, last=False)
         self._put(waiting, request, now_ns)
         if is_last:
             waiting.complete = True
@@ -63,6 +70,26 @@ class Backlog:
             self._open[waiting.sequence] = waiting
         for request in requests:
             self._put(waiting, request, request.queue_start_ns)
+
+    def rest(self, waiting: Waiting, last_ns: int) -> None:
+        """Keeps an idle sequence, which has run before. Its next request puts it before all others."""
+        self._resting[waiting] = last_ns
+        self._open[waiting.sequence] = waiting
+
+    def take_idle(self, until_ns: int) -> list[Waiting]:
+        """The resting sequences that are idle since then or for longer, and those that are too many."""
+        idle: list[Waiting] = []
+        for waiting, last_ns in self._resting.items():
+            if last_ns > until_ns and len(self._resting) - len(idle) <= _MOST_RESTING:
+                break
+            idle.append(waiting)
+        for waiting in idle:
+            self._remove(waiting)
+        return idle
+
+    def idle_since_ns(self) -> int | None:
+        """Since when the sequence is idle that rests for longest."""
+        return next(iter(self._resting.values()), None)
 
     def _put(self, waiting: Waiting, request: Request, now_ns: int) -> None:
         waiting.requests.append(request)
@@ -119,7 +146,8 @@ class Backlog:
         return self._expiring[0][0] if self._expiring else None
 
     def _remove(self, waiting: Waiting) -> None:
-        del self._waiting[waiting]
+        if self._resting.pop(waiting, None) is None:
+            del self._waiting[waiting]
         for request in waiting.requests:
             del self._of_request[request]
         if self._open.get(waiting.sequence) is waiting:
@@ -129,6 +157,11 @@ class Backlog:
     def sequences(self) -> int:
         """How many sequences may get further requests."""
         return len(self._open)
+
+    @property
+    def waiting(self) -> int:
+        """How many sequences wait for a slot."""
+        return len(self._waiting)
 
     def __len__(self) -> int:
         """How many requests wait."""

@@ -308,6 +308,10 @@ class SequenceBatcher(Strategy):
                 self.when_vacant(instance)
         while backlog and (free := self._slots.take()) is not None:
             self._release(free)
+        if self.states is not None:
+            for slot in self.states.make_room(self._slots, self._at_rest) if backlog else ():
+                self._release(slot)
+            decision.wake_by(self.states.end_idle(now_ns, self._refusals.log_idle))
         if not self._hold.holds(len(self._queues), len(backlog), now_ns):
             self._run(now_ns, decision)
         decision.wake_by(self._hold.until_ns)

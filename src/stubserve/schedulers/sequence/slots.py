@@ -105,7 +105,7 @@ class Slots:
     """`each` slots of every instance. Taking or giving back a slot costs the logarithm of the number of free slots."""
 
     def __init__(self, each: int) -> None:
-        self._each = each
+        self.each = each
         self._rows: dict[Instance, _Row] = {}
         self._joined = 0
         # A heap of (index, number of the instance, its row, the slot). The last entry of a row has no slot yet; entries
@@ -168,7 +168,7 @@ class Slots:
             if slot is None:
                 slot = SequenceSlot(row.instance, joined, index)
                 row.slots.append(slot)
-                if index + 1 < self._each:
+                if index + 1 < self.each:
                     heapq.heappush(free, (index + 1, joined, row, None))
             row.taken += 1
             return slot

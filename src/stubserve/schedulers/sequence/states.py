@@ -7,6 +7,8 @@ sequence's next request, as an input. Whichever instance gets that request can g
 - A request that fails, or is lost with its instance, leaves the states as they were.
 - The first request of a sequence (START) gets none: its backend begins anew.
 - After END nothing is kept.
+- A sequence that is idle needs no slot. Where others wait for one, the longest idle rest without (`Backlog.rest`), and
+  get a slot again with their next request. So nobody keeps a place by doing nothing.
 
 States are copied into the parent's own memory, so a dead stub's segment is free at once. Two copies a request cost some
 microseconds up to 32 KiB. The bytes count against the server's limit; where there is no room for a larger state, its
@@ -15,7 +17,8 @@ request fails. So a client can begin many sequences, but not fill the machine wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from stubserve.errors import ServeError
@@ -25,7 +28,7 @@ from stubserve.inference.work import Instance
 from stubserve.memory.heap_account import HeapAccount
 from stubserve.schedulers.sequence.active import ActiveSequences
 from stubserve.schedulers.sequence.backlog import Backlog, Waiting
-from stubserve.schedulers.sequence.slots import SequenceId, SequenceSlot
+from stubserve.schedulers.sequence.slots import SequenceId, SequenceSlot, Slots
 
 
 class SequenceStates:
@@ -137,6 +140,30 @@ class SequenceStates:
             self.drop(number)
         else:
             self._backlog.add_moved(Waiting(sequence, number))
+
+    def make_room(self, slots: Slots, at_rest: Callable[[SequenceSlot], bool]) -> list[SequenceSlot]:
+        """Has the sequences that are idle for longest rest, as many as wait for a slot; the slots that they had."""
+        idle = [slot for slot in slots.used() if not slot.over and not slot.queue and at_rest(slot)]
+        # Some more than wait now, so that not each newcomer has all slots looked at
+        count = max(self._backlog.waiting, slots.each // 16)
+        free = []
+        for slot in heapq.nsmallest(count, idle, key=lambda slot: slot.last_ns):
+            if not slots.is_closing(slot.instance):
+                self._active.end(slot)
+                self._backlog.rest(Waiting(slot.sequence, slot.number), slot.last_ns)
+                free.append(slot)
+        return free
+
+    def end_idle(self, now_ns: int, log: Callable[[SequenceId], None]) -> int | None:
+        """Ends the sequences that rest for too long; when to look again."""
+        idle_ns = self._active.max_idle_ns
+        if idle_ns is None:
+            return None
+        for waiting in self._backlog.take_idle(now_ns - idle_ns):
+            log(waiting.sequence)
+            self.drop(waiting.number)
+        since_ns = self._backlog.idle_since_ns()
+        return None if since_ns is None else since_ns + idle_ns
 
     def emptied(self, waiting: Waiting) -> None:
         """The requests of a sequence in the backlog have been answered. If it has states, it waits for the next one."""
