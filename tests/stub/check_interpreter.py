@@ -27,6 +27,7 @@ from stubserve_stub.api import logger
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.python import model
+from stubserve_stub.backends.video.networks import Networks
 from stubserve_stub.runtime.failure import format_exception
 from stubserve_stub.runtime.outputs import InMessages
 from stubserve_stub.wire.allocator import Allocator
@@ -48,6 +49,18 @@ def raised(function):
     except Exception as error:
         return error
     raise AssertionError("nothing was raised")
+
+
+def check_public_networks():
+    """Python's versions do not agree about these."""
+    allow = Networks("public", "").allow
+    for number in ("8.8.8.8", "::ffff:8.8.8.8", "64:ff9b::808:808", "2002:808:808::1", "2620:4f:8000::1"):
+        assert allow(number), number
+    for number in (
+        "192.0.0.192", "192.0.0.9", "192.88.99.1", "64:ff9b:1::1", "::127.0.0.1", "::8.8.8.8", "::ffff:0:127.0.0.1",
+        "fec0::1", "2001:1::1", "2001:20::1", "3fff::1", "5f00::1", "ff0e::1", "2002:7f00:1::1", "224.0.0.1",
+    ):  # fmt: skip
+        assert not allow(number), number
 
 
 def check_recorded():

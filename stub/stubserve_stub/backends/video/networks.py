@@ -5,7 +5,8 @@ decision is made about the number that is connected to, and not about the name: 
 looked at, and the connection goes to a number that is allowed. A name that resolves to something else the next time, a
 redirect, and an unusual way to write a number all pass through here, and none gets around it.
 
-An IPv6 address that has an IPv4 address inside (mapped, 6to4, NAT64) is allowed if that one is.
+An IPv6 address that has an IPv4 address inside (mapped, 6to4, NAT64) is allowed if that one is. What is public is
+listed here, because Python's versions do not agree about it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,22 @@ from stubserve_stub.wire import codes
 _Ip = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 _Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 
+# What the registries of IANA do not call globally reachable, and some that have ended
+_NOT_PUBLIC = [
+    ipaddress.ip_network(text)
+    for text in (
+        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
+        "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24",
+        "224.0.0.0/3", "::/3", "2001::/23", "2001:db8::/32", "3fff::/20", "4000::/2", "8000::/1",
+    )
+]  # fmt: skip
 _NAMED: Dict[str, List[str]] = {
     "public": [],
     "private": ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"],
     "loopback": ["127.0.0.0/8", "::1/128"],
 }
+_MOST_NUMBERS = 4
+_LONGEST_NAME = 255
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
@@ -52,33 +64,44 @@ class Networks:
     def allow(self, number: str) -> bool:
         """Whether an IP address, as text, may be connected to."""
         ip = _innermost(ipaddress.ip_address(number.partition("%")[0]))
-        if self._public and ip.is_global and not ip.is_multicast:
+        if self._public and not any(ip in network for network in _NOT_PUBLIC):
             return True
         return any(ip in network for network in self._networks)
 
     def resolve(self, host: str, port: int) -> List[str]:
-        """The IP addresses of a host that may be connected to, as text. Raises Refusal if there is none."""
+        """The IP addresses of a host that may be connected to, as text: some of them where it has many.
+
+        Raises Refusal if there is none.
+        """
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise Refusal(f"the name '{host}' cannot be resolved: {error}", codes.UNAVAILABLE) from None
+            raise Refusal(f"the name '{host[:_LONGEST_NAME]}' cannot be resolved: {error}", codes.UNAVAILABLE) from None
         allowed = [address[0] for _, _, _, _, address in found if self.allow(str(address[0]))]
         if not allowed:
             raise Refusal(
-                f"'{host}' is in none of the networks that sources may be in: the {self._called} is '{self._text}'",
+                f"'{host[:_LONGEST_NAME]}' is in none of the networks that sources may be in: the {self._called} is "
+                f"'{self._text}'",
                 codes.INVALID_ARG,
             )
-        return [str(number) for number in dict.fromkeys(allowed)]
+        return [str(number) for number in dict.fromkeys(allowed)][:_MOST_NUMBERS]
 
     def connect(self, host: str, port: int, timeout_s: float) -> socket.socket:
-        """A connection to one of the host's addresses. Raises Refusal, and OSError of the last address tried."""
-        addresses = self.resolve(host, port)
-        for number in addresses[:-1]:
+        """A connection to one of the host's addresses. Raises Refusal, and OSError of the last address tried.
+
+        Each has an equal part of the time.
+        """
+        numbers = self.resolve(host, port)
+        for number in numbers:
             try:
-                return socket.create_connection((number, port), timeout_s)
+                connection = socket.create_connection((number, port), timeout_s / len(numbers))
             except OSError:
-                continue
-        return socket.create_connection((addresses[-1], port), timeout_s)
+                if number == numbers[-1]:
+                    raise
+            else:
+                connection.settimeout(None)
+                return connection
+        raise AssertionError
 
 
 def _innermost(ip: _Ip) -> _Ip:
