@@ -1,11 +1,10 @@
 """The video backend: one request follows one source, and each response has a frame of it.
 
-Several streams run in one instance, each on a thread of its own: decoding and scaling do not hold Python's lock.
+Several streams run in one instance, each on a thread of its own, with a process that decodes its source.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from typing import Any, Dict
@@ -16,6 +15,8 @@ from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.loading import import_package, refuse_gpu
 from stubserve_stub.backends.python.streaming import Answers, StreamingBackend, StreamingModel
 from stubserve_stub.backends.video.options import SOURCE, VIDEO, complete, options_of, threads_of, validate
+from stubserve_stub.backends.video.playing import Playing
+from stubserve_stub.backends.video.processes import Players
 from stubserve_stub.backends.video.stream import VideoStream
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -24,10 +25,11 @@ from stubserve_stub.wire import codes
 class _Video(StreamingModel):
     def initialize(self, arguments: Dict[str, str]) -> None:
         super().initialize(arguments)
-        self._threads = threads_of(self._options, os.environ)
+        options = self._options
         # A relative folder is one of the model's.
-        files = self._options.files
-        self._files = os.path.join(arguments["model_repository"], files) if files else ""
+        files = os.path.join(arguments["model_repository"], options.files) if options.files else ""
+        playing = Playing(options, files, threads_of(options, os.environ), self.config["name"])
+        self._players = Players(options, playing.play)
 
     def check(self) -> None:
         validate(self.config)
@@ -38,7 +40,7 @@ class _Video(StreamingModel):
         given = _given(request)
 
         def follow(sender: InferenceResponseSender) -> None:
-            VideoStream(self._options, self._files, self._threads, request, sender).follow(given)
+            VideoStream(self._options, self._players, request, sender).follow(given)
 
         return follow
 
@@ -49,7 +51,7 @@ def _given(request: InferenceRequest) -> Any:
     if (source is None) == (video is None):
         raise Refusal("a request has either SOURCE, an address, or VIDEO, the bytes of a file", codes.INVALID_ARG)
     if video is not None:
-        return io.BytesIO(video.as_numpy().data)
+        return video.as_numpy().data
     assert source is not None
     text = source.as_numpy().reshape(-1)
     try:

@@ -25,6 +25,7 @@ _DEFAULTS = {
     "reconnect_ms": "60000",
     "streams": "4",
     "max_pixels": str(4096 * 2304),
+    "max_memory_mb": "768",
     "networks": "public",
     "model_input": "FRAME",
 }
@@ -56,10 +57,11 @@ class VideoOptions(NamedTuple):
     max_age_s: float
     stall_s: float
     reconnect_s: float
-    # Limits. `threads` are those of one stream's decoder.
+    # Limits. `threads` are those of one stream's decoder, and the memory is that of one source.
     streams: int
     threads: int
     max_pixels: int
+    max_memory_mb: int
     # What an address may be. `files` is a folder, `rtsp` the transport; where they are empty there is neither.
     networks: Networks
     files: str
@@ -93,6 +95,7 @@ def options_of(config: Mapping[str, Any]) -> VideoOptions:
         streams=_number(given, "streams"),
         threads=given.integer("threads"),
         max_pixels=_number(given, "max_pixels"),
+        max_memory_mb=_number(given, "max_memory_mb"),
         networks=Networks(given.text("networks") or _DEFAULTS["networks"], given.called("networks")),
         files=given.text("files"),
         rtsp=_choice(given, "rtsp"),
@@ -100,7 +103,7 @@ def options_of(config: Mapping[str, Any]) -> VideoOptions:
         model_input=given.text("model_input") or _DEFAULTS["model_input"],
         model_batched=bool(given.boolean("model_batched")),
     )
-    for name in ("streams", "max_pixels", "stall_ms"):
+    for name in ("streams", "max_pixels", "max_memory_mb", "stall_ms"):
         if not getattr(options, name.replace("_ms", "_s")):
             raise Refusal(f"{given.called(name)} must be more than 0")
     if options.letterbox and not (options.width and options.height):

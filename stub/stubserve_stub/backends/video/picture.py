@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -29,22 +29,28 @@ class Pictures:
         self._before: Optional[np.ndarray] = None
         self._now: Optional[np.ndarray] = None
 
-    def tensor(self, frame: Any) -> Tuple[np.ndarray, np.ndarray]:
-        """The picture, and FIT: x and y of the source are (x - FIT[2]) / FIT[0] and (y - FIT[3]) / FIT[1]."""
+    def draw(self, frame: Any, canvas: Callable[[Sequence[int]], np.ndarray]) -> Tuple[List[int], List[float]]:
+        """Draws the picture into the array that `canvas` has for its shape; the shape, and FIT.
+
+        FIT: x and y of the source are (x - FIT[2]) / FIT[0] and (y - FIT[3]) / FIT[1].
+        """
         options = self._options
         width, height, left, top = self._place(frame.width, frame.height)
-        scaled = self._scaler.reformat(frame, width, height, self._format, interpolation="BILINEAR")
-        picture: np.ndarray = scaled.to_ndarray()
+        scaled = self._scaler.reformat(frame, width, height, self._format, interpolation="BILINEAR").to_ndarray()
+        whole = (options.height, options.width) if options.letterbox else (height, width)
+        channels_first = options.layout == "NCHW"
+        shape = [3, *whole] if channels_first else [*whole, 3]
+        picture = canvas(shape)
+        rows = picture.transpose(1, 2, 0) if channels_first else picture
+        scale = np.float32(1 / 255) if options.type == "FP32" else np.uint8(1)
         if options.letterbox:
-            whole = np.full((options.height, options.width, 3), _BARS, np.uint8)
-            whole[top : top + height, left : left + width] = picture
-            picture = whole
-        if options.layout == "NCHW":
-            picture = np.ascontiguousarray(picture.transpose(2, 0, 1))
+            rows[:] = _BARS * scale
+        part = rows[top : top + height, left : left + width]
         if options.type == "FP32":
-            picture = picture * np.float32(1 / 255)
-        fit = np.array([width / frame.width, height / frame.height, left, top], np.float32)
-        return picture, fit
+            np.multiply(scaled, scale, out=part)
+        else:
+            part[:] = scaled
+        return shape, [width / frame.width, height / frame.height, left, top]
 
     def _place(self, source_width: int, source_height: int) -> Tuple[int, int, int, int]:
         """Width, height, left and top of the source's picture within the tensor's."""

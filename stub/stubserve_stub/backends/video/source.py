@@ -4,6 +4,9 @@ FFmpeg knows hundreds of formats and codecs, and some of its formats open other 
 those that are listed here, and what it wants to open goes through `Sources`: the parts of a playlist are asked for with
 our own client (`web`), anything else is refused. RTSP is the exception, which FFmpeg does alone: the host is resolved
 here, but where a server redirects to, FFmpeg goes. So a model has to allow it.
+
+All of it happens in a player, and waits for as long as it likes: the stub ends a player that takes too long, or that
+nobody wants any more (`processes`).
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ import os
 import stat
 import time
 import urllib.parse
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Union
+from typing import Any, Callable, Iterator, List, NamedTuple, NoReturn, Optional, Union
 
 from stubserve_stub.backends.loading import import_package
 from stubserve_stub.backends.video.options import VideoOptions
+from stubserve_stub.backends.video.processes import Counts
 from stubserve_stub.backends.video.web import Web, WebFile, split
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -64,30 +68,14 @@ class Decoded(NamedTuple):
     read_s: float
 
 
-class Counts:
-    """`number` is that of the last frame of the source, `intact` how many were not broken. `gap` has how many have not
-    been sent since the last one that was, by the reason.
-    """
-
-    PASSED_OVER, STILL, LATE, BROKEN = range(4)
-
-    def __init__(self) -> None:
-        self.number = -1
-        self.intact = 0
-        self.gap = [0, 0, 0, 0]
-
-    def drop(self, reason: int) -> None:
-        self.gap[reason] += 1
-
-
 class Sources:
-    """Opens the source of one stream, again and again if need be. `watch` raises what is to end all waiting."""
+    """Opens a source. `refuse` gives it up at once and for good, and does not return."""
 
-    def __init__(self, options: VideoOptions, files: str, threads: int, watch: Callable[[], None]) -> None:
+    def __init__(self, options: VideoOptions, files: str, threads: int, refuse: Callable[[Refusal], NoReturn]) -> None:
         self._options = options
         self._files = files
         self._threads = threads
-        self._web = Web(options.networks, options.stall_s, watch)
+        self._web = Web(options.networks, options.stall_s, refuse)
         self._av = import_package("av", "video")
         self._refusal: Optional[Refusal] = None
 
@@ -96,26 +84,19 @@ class Sources:
         scheme = _scheme_of(given) if isinstance(given, str) else ""
         options = {**_LIMITS, "max_pixels": str(self._options.max_pixels)}
         file: Any = given
-        timeout = self._refusal = None
-        with contextlib.ExitStack() as stack, self._refusing():
+        with self._refusing():
             if scheme == "rtsp":
                 file = self._numeric(str(given))
                 options.update(_RTSP, rtsp_transport=self._options.rtsp)
-                timeout = self._options.stall_s
-            else:
-                if scheme == "file":
-                    file = _open_file(self._files, str(given))
-                elif scheme:
-                    file = self._web.open(str(given))
-                    # A playlist that does not change makes FFmpeg wait by itself.
-                    timeout = self._options.stall_s
-                stack.callback(file.close)
-            container = self._av.open(file, options=options, timeout=timeout, io_open=self._part)
-            stack.callback(container.close)
+            elif scheme == "file":
+                file = _open_file(self._files, str(given))
+            elif scheme:
+                file = self._web.open(str(given))
+            container = self._av.open(file, options=options, io_open=self._part)
             size = getattr(file, "size", None)
             endless = container.duration is None and (container.format.name == "hls" or size is None)
             live = scheme == "rtsp" or (scheme in ("http", "https") and endless)
-            return VideoSource(container, self._prepared(container, live), live, self._refusing, stack.pop_all().close)
+            return VideoSource(container, self._prepared(container, live), live, self._refusing, self._web)
 
     def _part(self, url: str, flags: int, options: Any) -> WebFile:
         """Called by FFmpeg for what a source names."""
@@ -171,8 +152,8 @@ class Sources:
         error = self._av.error
         try:
             yield
-        except error.ExitError:
-            raise Refusal(f"there has been no frame for {self._options.stall_s:g} s", codes.UNAVAILABLE) from None
+        except MemoryError:
+            raise
         except error.FFmpegError as failure:
             if self._refusal is not None:
                 raise self._refusal from None
@@ -186,8 +167,8 @@ class Sources:
 class VideoSource:
     """An open source. It is `live` if it goes on without its reader, has no end of its own, and may come back."""
 
-    def __init__(self, container: Any, stream: Any, live: bool, refusing: Any, close: Callable[[], None]) -> None:
-        self.close = close
+    def __init__(self, container: Any, stream: Any, live: bool, refusing: Any, web: Web) -> None:
+        self._web = web
         self._container = container
         self._stream = stream
         self._refusing = refusing
@@ -197,10 +178,10 @@ class VideoSource:
         self.codec: str = context.name
         self.size = (int(context.width), int(context.height))
 
-    def frames(self, key_frames: bool, counts: Counts, watch: Callable[[], None]) -> Iterator[Decoded]:
+    def frames(self, key_frames: bool, counts: Counts) -> Iterator[Decoded]:
         """The frames to the end of the source. Those that cannot be decoded, or are no key frames, are counted.
 
-        `watch` is called for each packet, and may raise. Raises Refusal if reading fails.
+        Raises Refusal if reading fails.
         """
         rate = float(self._stream.average_rate or _USUAL_RATE)
         last: Optional[float] = None
@@ -219,18 +200,16 @@ class VideoSource:
                 return
             if packet.stream.index != self._stream.index:
                 continue
-            watch()
             if key_frames and packet.size and not packet.is_keyframe:
-                counts.number += 1
-                counts.intact += 1
+                counts.frame(intact=True)
                 counts.drop(Counts.PASSED_OVER)
                 continue
             for frame in self._decoded(packet, counts):
-                counts.number += 1
+                counts.frame(intact=not frame.is_corrupt)
                 if frame.is_corrupt:
                     counts.drop(Counts.BROKEN)
                     continue
-                counts.intact += 1
+                self._web.asked = 0
                 if not self._timed:
                     last = read_at - opened_at
                 elif frame.time is not None:
@@ -246,7 +225,7 @@ class VideoSource:
                 found: List[Any] = packet.decode()
                 return found
         except Refusal:
-            counts.number += 1
+            counts.frame(intact=False)
             counts.drop(Counts.BROKEN)
             return []
 

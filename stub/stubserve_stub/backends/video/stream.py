@@ -1,9 +1,8 @@
 """One request: follows its source, and sends the frames that are wanted until the source or the client goes.
 
-Everything happens on one thread and in this order: read, decode, pick, wait until the client has room, look at the age
-again, make the tensor, ask the model that it goes to, send. So at most one frame is held beside what the decoder holds,
-whatever the client does. A client that does not read keeps its own thread waiting, and with it the source; so does a
-model that is slow. Afterwards the frames of a live source that have grown too old are dropped (`picking`).
+The frames come from a player, a process that this thread starts for each opening of the source (`processes`), and ends
+as soon as the client has gone or there has been no frame for too long, whatever the player is doing then. A client that
+does not read keeps this thread waiting, and with it the player; so does the model that the frames go to.
 
 A live source that breaks off is opened again, after pauses that grow. The stream says so with EVENT, in responses that
 have no other output: `opened`, `changed` (the size), `failed` (the model of the frames), `lost`, `ended`.
@@ -12,10 +11,11 @@ have no other output: `opened`, `changed` (the size), `failed` (the model of the
 from __future__ import annotations
 
 import time
-from typing import List, Tuple
+from typing import Any, List, Optional, Sequence
 
 import numpy as np
 
+from stubserve_stub.api.logger import Logger
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender
@@ -32,10 +32,9 @@ from stubserve_stub.backends.video.options import (
     TIME,
     VideoOptions,
 )
-from stubserve_stub.backends.video.picking import Ages, Rate
-from stubserve_stub.backends.video.picture import Pictures
 from stubserve_stub.backends.video.pipeline import Pipeline
-from stubserve_stub.backends.video.source import Counts, Decoded, Given, Sources
+from stubserve_stub.backends.video.playing import CHANGED, ENDED, FAILED, OPENED, PLAYED, REFUSED
+from stubserve_stub.backends.video.processes import Counts, Player, Players
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 
@@ -47,49 +46,43 @@ class Gone(Exception):
 
 
 class Failed(Exception):
-    """A frame cannot become an answer, and neither another try nor another source would help."""
+    """Neither another try nor another source would help."""
 
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
 
 
 class VideoStream:
-    """The stream of a request; `files` is the folder of sources, empty for none."""
+    """The stream of a request."""
 
     def __init__(
-        self,
-        options: VideoOptions,
-        files: str,
-        threads: int,
-        request: InferenceRequest,
-        sender: InferenceResponseSender,
+        self, options: VideoOptions, players: Players, request: InferenceRequest, sender: InferenceResponseSender
     ) -> None:
         self._options = options
+        self._players = players
         self._wanted = request.requested_output_names()
         others = sorted(self._wanted.difference(OUTPUTS))
         self._pipeline = Pipeline(options, others, request) if options.model and others else None
+        self._pictures = self._pipeline is not None or FRAME in self._wanted or FIT in self._wanted
         self._sender = sender
-        self._sources = Sources(options, files, threads, self._watch)
-        self._pictures = Pictures(options)
-        self._rate = Rate(options.rate)
-        self._counts = Counts()
         self._live = False
-        self._size: Tuple[int, int] = (0, 0)
-        # When there was a frame, or the client took something
+        # The number of the last frame, those left out since the last response, how many were intact in this opening
+        self._number = -1
+        self._gap = np.zeros(4, np.int64)
         self._intact = 0
+        # When there was an intact frame, or the client took something
         self._progress_at = time.monotonic()
 
-    def follow(self, given: Given) -> None:
+    def follow(self, given: Any) -> None:
         """Sends all responses but the end. Raises Refusal if the source cannot be opened, fails, or stays away."""
-        pause = _FIRST_PAUSE_S
-        intact, last_at = 0, time.monotonic()
+        pause, last_at = _FIRST_PAUSE_S, time.monotonic()
         while True:
-            self._progress_at = time.monotonic()
+            self._progress_at, self._intact = time.monotonic(), 0
             try:
                 self._play(given)
                 reason = "the source has ended"
                 if not self._live or not self._options.reconnect_s:
-                    self._end()
+                    self._tell("ended", f"{self._number + 1} frames")
                     return
             except Gone:
                 return
@@ -99,8 +92,8 @@ class VideoStream:
                 if not self._live or not self._options.reconnect_s:
                     raise
                 reason = str(refusal)
-            if self._counts.intact > intact:
-                intact, last_at, pause = self._counts.intact, time.monotonic(), _FIRST_PAUSE_S
+            if self._intact:
+                pause, last_at = _FIRST_PAUSE_S, time.monotonic()
             if time.monotonic() + pause - last_at > self._options.reconnect_s:
                 text = f"the source is lost, and has not come back within {self._options.reconnect_s:g} s: {reason}"
                 raise Refusal(text, codes.UNAVAILABLE)
@@ -109,72 +102,87 @@ class VideoStream:
                 return
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _play(self, given: Given) -> None:
-        source = self._sources.open(given)
+    def _play(self, given: Any) -> None:
+        player = self._players.start(self._number, given, self._pictures)
         try:
-            self._live, self._size = source.live, source.size
-            width, height = source.size
-            self._tell("opened", f"{source.codec} {width}x{height}, {'live' if source.live else 'until its end'}")
-            ages = Ages()
-            for decoded in source.frames(self._options.key_frames, self._counts, self._watch_packet):
-                self._take(decoded, ages)
+            while True:
+                kind, *fields = self._next(player)
+                if kind == PLAYED:
+                    self._pass_on(player, *fields)
+                elif kind == OPENED:
+                    codec, width, height, self._live = fields
+                    how = "live" if self._live else "until its end"
+                    self._tell("opened", f"{codec} {width}x{height}, {how}")
+                elif kind == CHANGED:
+                    self._tell("changed", "{}x{}".format(*fields))
+                elif kind == ENDED:
+                    return
+                elif kind == FAILED:
+                    raise Failed(Refusal(*fields))
+                elif kind == REFUSED:
+                    text, code, log = fields
+                    if log:
+                        Logger.log_error(log)
+                    raise Refusal(text, code)
         finally:
-            source.close()
+            self._number, gap = player.close()
+            self._gap += gap
 
-    def _take(self, decoded: Decoded, ages: Ages) -> None:
-        frame, counts = decoded.frame, self._counts
-        if self._sender.is_cancelled():
-            raise Gone
-        received = time.time_ns()
-        ages.arrived(decoded.time_s, decoded.read_at, decoded.read_s)
-        if (frame.width, frame.height) != self._size:
-            self._size = (frame.width, frame.height)
-            self._tell("changed", f"{frame.width}x{frame.height}")
-        if not self._rate.picks(decoded.time_s):
-            counts.drop(Counts.PASSED_OVER)
-        elif self._is_late(decoded, ages):
-            counts.drop(Counts.LATE)
-        elif not self._pictures.moves(frame):
-            counts.drop(Counts.STILL)
-        else:
-            self._sender._await_room()
-            self._progress_at = time.monotonic()
-            if self._is_late(decoded, ages):
-                counts.drop(Counts.LATE)
-            else:
-                self._send(decoded, received)
+    def _next(self, player: Player) -> Sequence[Any]:
+        """The next record of the player. Raises Gone, and Refusal where it has died or comes no further."""
+        while True:
+            if self._sender.is_cancelled():
+                raise Gone
+            record = player.receive()
+            intact = player.counts.intact
+            # Packets of which nothing can be decoded are none: perhaps the codec has changed.
+            if intact > self._intact:
+                self._intact, self._progress_at = intact, time.monotonic()
+            if record is not None:
+                return record
+            if time.monotonic() - self._progress_at > self._options.stall_s:
+                raise Refusal(f"there has been no frame for {self._options.stall_s:g} s", codes.UNAVAILABLE)
 
-    def _is_late(self, decoded: Decoded, ages: Ages) -> bool:
-        limit = self._options.max_age_s
-        return self._live and bool(limit) and ages.age(decoded.time_s, time.monotonic()) > limit
-
-    def _send(self, decoded: Decoded, received_ns: int) -> None:
-        counts = self._counts
+    def _pass_on(
+        self,
+        player: Player,
+        time_s: float,
+        received_ns: int,
+        number: int,
+        gap: Sequence[int],
+        shape: Optional[Sequence[int]],
+        fit: Optional[Sequence[float]],
+    ) -> None:
+        self._gap += gap
         answers: List[List[Tensor]] = [[]]
-        if self._pipeline is not None or FRAME in self._wanted or FIT in self._wanted:
-            try:
-                picture, fit = self._pictures.tensor(decoded.frame)
-                if self._pipeline is not None:
-                    answers = self._pipeline.answers(picture)
-            except Refusal as refusal:
-                if self._pipeline is None or not self._pipeline.may_recover:
-                    raise Failed(refusal) from None
-                counts.drop(Counts.BROKEN)
-                self._tell("failed", str(refusal))
-                return
-            frame = [] if self._pipeline is not None else [Tensor(FRAME, picture)]
-            answers = [[*frame, Tensor(FIT, fit), *outputs] for outputs in answers]
+        sent = True
+        if shape is not None:
+            picture = player.picture(shape)
+            first = [Tensor(FIT, np.array(fit, np.float32))]
+            if self._pipeline is None:
+                answers = [[Tensor(FRAME, picture), *first]]
+            else:
+                try:
+                    answers = [[*first, *outputs] for outputs in self._pipeline.answers(picture)]
+                except Refusal as refusal:
+                    if not self._pipeline.may_recover:
+                        raise Failed(refusal) from None
+                    answers, sent = [], False
+                    self._gap[Counts.BROKEN] += 1
+                    self._tell("failed", str(refusal))
         for outputs in answers:
             outputs += [
-                Tensor(TIME, np.array([decoded.time_s])),
+                Tensor(TIME, np.array([time_s])),
                 Tensor(RECEIVED, np.array([received_ns], np.int64)),
-                Tensor(NUMBER, np.array([counts.number], np.int64)),
-                Tensor(GAP, np.array(counts.gap, np.int64)),
+                Tensor(NUMBER, np.array([number], np.int64)),
+                Tensor(GAP, self._gap),
             ]
             self._sender.send(InferenceResponse(outputs))
-        self._pictures.seen()
-        counts.gap = [0, 0, 0, 0]
+        if sent:
+            self._gap = np.zeros(4, np.int64)
+        self._sender._await_room()
         self._progress_at = time.monotonic()
+        player.go_on(sent)
 
     def _tell(self, event: str, detail: str) -> None:
         if EVENT in self._wanted:
@@ -182,20 +190,3 @@ class VideoStream:
                 InferenceResponse([Tensor(EVENT, np.array([event.encode(), detail.encode()], np.object_))])
             )
             self._progress_at = time.monotonic()
-
-    def _end(self) -> None:
-        if not self._counts.intact:
-            raise Refusal("no frame of the source could be decoded", codes.INVALID_ARG)
-        self._tell("ended", f"{self._counts.number + 1} frames")
-
-    def _watch_packet(self) -> None:
-        # Packets of which nothing can be decoded are none: perhaps the codec has changed.
-        if self._counts.intact > self._intact:
-            self._intact, self._progress_at = self._counts.intact, time.monotonic()
-        self._watch()
-
-    def _watch(self) -> None:
-        if self._sender.is_cancelled():
-            raise Gone
-        if time.monotonic() - self._progress_at > self._options.stall_s:
-            raise Refusal(f"there has been no frame for {self._options.stall_s:g} s", codes.UNAVAILABLE)

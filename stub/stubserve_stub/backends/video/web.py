@@ -3,38 +3,44 @@
 FFmpeg has a client for HTTP of its own, which resolves names and follows redirects as it likes. This one connects only
 by way of `Networks`, for each redirect and each part of a playlist anew. Proxies of the environment are not used.
 
-A read waits in short turns, and asks `watch` in each. So a stream ends when its client has gone, though its source says
-nothing. `watch` raises what is to end the reading.
+The requests of a source are bounded: FFmpeg asks for each variant and each part that a playlist names, whatever became
+of those before. A source that wants more is refused for good.
 """
 
 from __future__ import annotations
 
 import base64
 import http.client
-import io
 import socket
 import ssl
 import urllib.parse
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn, Set, Tuple
 
 from stubserve_stub.backends.video.networks import Networks
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
 
-_TURN_S = 0.1
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
+# A playlist has up to some ten variants, of which FFmpeg looks at one part each
+_MOST_REQUESTS = 100
+_MOST_PLACES = 20
 _LEFT_AS_IT_IS = "/%:@!$&'()*+,;=?~[]-._"
 
 
 class Web:
-    """Opens addresses. `watch` is asked while something waits. A connection is made within `connect_s`."""
+    """Opens addresses. A connection is made within `connect_s`. `refuse` gives the source up, and does not return.
 
-    def __init__(self, networks: Networks, connect_s: float, watch: Callable[[], None]) -> None:
+    `asked` is how many requests there were since a frame was decoded.
+    """
+
+    def __init__(self, networks: Networks, connect_s: float, refuse: Callable[[Refusal], NoReturn]) -> None:
         self._networks = networks
         self._connect_s = connect_s
-        self._watch = watch
+        self._refuse = refuse
+        self._places: Set[Tuple[str, int]] = set()
+        self.asked = 0
 
     def open(self, url: str) -> "WebFile":
         """Raises Refusal for an address that is not allowed or answers with an error, OSError for one that fails."""
@@ -65,24 +71,28 @@ class Web:
         target = urllib.parse.quote(parts.path or "/", _LEFT_AS_IT_IS)
         if parts.query:
             target += "?" + urllib.parse.quote(parts.query, _LEFT_AS_IT_IS)
-        connection = _Connection(parts.hostname or "", parts.port or _PORTS[parts.scheme], parts.scheme, self)
+        host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+        self._count(host, port)
+        connection = _Connection(host, port, parts.scheme, self)
         try:
             connection.request("GET", target, headers=headers)
             return connection.getresponse()
         except http.client.HTTPException as error:
             raise OSError(f"the source does not speak HTTP: {error!r}") from None
+        finally:
+            if connection.sock is not None:
+                connection.sock.close()  # for the answer it stays open until that is closed
 
     def connect(self, host: str, port: int) -> socket.socket:
         return self._networks.connect(host, port, self._connect_s)
 
-    def wait(self, read: Callable[[], int]) -> int:
-        """What `read` returns, which is called again for as long as it times out."""
-        while True:
-            self._watch()
-            try:
-                return read()
-            except socket.timeout:
-                continue
+    def _count(self, host: str, port: int) -> None:
+        self.asked += 1
+        self._places.add((host, port))
+        if self.asked > _MOST_REQUESTS:
+            self._refuse(Refusal(f"the source has led to {_MOST_REQUESTS} requests without a frame", codes.INVALID_ARG))
+        if len(self._places) > _MOST_PLACES:
+            self._refuse(Refusal(f"the source leads to more than {_MOST_PLACES} machines", codes.INVALID_ARG))
 
 
 def split(url: str, schemes: Any) -> urllib.parse.SplitResult:
@@ -123,44 +133,9 @@ class _Connection(http.client.HTTPConnection):
         self._web = web
 
     def connect(self) -> None:
-        plain = self._web.connect(self.host, self.port)
-        try:
-            if self._secure:
-                plain = ssl.create_default_context().wrap_socket(plain, server_hostname=self.host)
-            plain.settimeout(_TURN_S)
-        except BaseException:
-            plain.close()
-            raise
-        self.sock: Any = _Socket(plain, self._web)
-
-    def close(self) -> None:
-        """Does nothing: the answer goes on using the socket, and closes it."""
-
-
-class _Socket(io.RawIOBase):
-    """What HTTPConnection needs of a socket."""
-
-    def __init__(self, plain: socket.socket, web: Web) -> None:
-        self._plain = plain
-        self._web = web
-
-    def sendall(self, content: bytes) -> None:
-        # A request is short: the kernel takes it at once.
-        self._plain.sendall(content)
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(self, 1 << 16)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._plain.close()
-        super().close()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        return self._web.wait(lambda: self._plain.recv_into(buffer))
+        self.sock = self._web.connect(self.host, self.port)
+        if self._secure:
+            self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
 
 
 class WebFile:

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from stubserve_stub.backends.video.networks import Networks
@@ -20,8 +20,8 @@ class Left(Exception):
     pass
 
 
-def nothing() -> None:
-    pass
+def leave(refusal: Refusal) -> NoReturn:
+    raise Left(str(refusal))
 
 
 @contextlib.contextmanager
@@ -49,8 +49,8 @@ def answering(*answers: bytes | Callable[[socket.socket, bytes], None]) -> Itera
         thread.join()
 
 
-def web(watch: Callable[[], None] = nothing) -> Web:
-    return Web(Networks("127.0.0.1/32", "parameter 'networks'"), 10, watch)
+def web(networks: str = "127.0.0.1/32") -> Web:
+    return Web(Networks(networks, "parameter 'networks'"), 10, leave)
 
 
 def whole(file: Any) -> bytes:
@@ -174,21 +174,27 @@ def test_an_endless_page_at_a_redirect_is_not_read() -> None:
         web().open(url)
 
 
-@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200 O", b"HTTP/1.1 200 OK\r\n\r\n"])
-def test_who_waits_can_be_called_away(sent: bytes) -> None:
-    """In the middle of a head as well as of the content."""
-    away = threading.Event()
+def test_a_source_may_ask_so_often_without_a_frame() -> None:
+    """The requests of redirects count as well. Afterwards nothing goes out."""
+    with answering(*[moved("/again"), answer(CONTENT)] * 50) as (url, requests):
+        found = web()
+        for _ in range(50):
+            found.open(url).close()
+        with pytest.raises(Left, match="has led to 100 requests without a frame"):
+            found.open(url)
+        assert len(requests) == 100
 
-    def silent(connection: socket.socket, head: bytes) -> None:
-        connection.sendall(sent)
-        away.set()
-        # The client closes its end, perhaps before it has read everything.
-        with contextlib.suppress(ConnectionResetError):
-            assert connection.recv(1) == b""
 
-    def watch() -> None:
-        if away.is_set():
-            raise Left
+def test_a_frame_is_worth_further_requests() -> None:
+    with answering(*[answer(CONTENT)] * 101) as (url, _):
+        found = web()
+        for _ in range(101):
+            found.open(url).close()
+            found.asked = 0
 
-    with answering(silent) as (url, _), pytest.raises(Left):
-        whole(web(watch).open(url))
+
+def test_a_source_may_lead_to_so_many_machines() -> None:
+    found = web("loopback")
+    for number in range(1, 22):
+        with pytest.raises(Left if number == 21 else OSError):
+            found.open(f"http://127.0.0.{number}:1/")
