@@ -72,6 +72,8 @@ def test_a_cache_is_said_in_one_flag_or_in_several(monkeypatch: pytest.MonkeyPat
         == 2 << 20
     )
     assert parse_arguments(["m", "--cache-config=local,size=1M,coalesce=true"]).cache.coalesces
+    # So little holds no answer either, but Triton serves with it, too.
+    assert parse_arguments(["m", "--cache-config=local,size=200"]).cache.local_bytes == 200
     one = parse_arguments(["m", "--cache-config=redis,host=h,port=1,password=a,b=c,socket_timeout=0"]).cache.redis
     assert (one.host, one.port, one.password, one.timeout_s) == ("h", 1, "a,b=c", 0.25)
     assert "a,b=c" not in repr(one)
@@ -198,7 +200,7 @@ def test_the_default_limit_is_half_of_memory_at_most() -> None:
             "--cache-config option format is '<cache name>,<setting>=<value>'. Got size=5",
         ),
         (["m", "--cache-config=local,coalesce=true"], "config didn't contain a valid 'size' field"),
-        (["m", "--cache-config=local,size=10"], "a size of 10 bytes holds no answer"),
+        (["m", "--cache-config=local,size=0"], "a size of 0 bytes holds no answer"),
         (["m", "--cache-config=local,size=1M,sise=2"], "config didn't contain a valid 'size' field"),
         (["m", "--cache-config=local,sise=2"], "the local cache has no setting 'sise'; it has coalesce, size"),
         (["m", "--cache-config=nope,size=1M"], "there is no cache 'nope'; there are local and redis"),

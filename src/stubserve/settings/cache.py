@@ -27,7 +27,6 @@ _TRUE = {"true": True, "on": True, "1": True, "false": False, "off": False, "0":
 
 # The names of upstream's Redis client
 USER_VARIABLE, PASSWORD_VARIABLE = "TRITONCACHE_REDIS_USERNAME", "TRITONCACHE_REDIS_PASSWORD"
-_LEAST_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class CacheSettings:
         if size is None:
             raise UsageError("Failed to initialize LocalCache: config didn't contain a valid 'size' field.")
         nbytes = int(size[1]) << _SHIFTS[size[2].upper()]
-        if nbytes < _LEAST_BYTES:
+        if not nbytes:
             raise UsageError(f"Failed to initialize LocalCache: a size of {text} bytes holds no answer")
         return nbytes
 

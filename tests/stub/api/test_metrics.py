@@ -181,6 +181,20 @@ def test_a_family_takes_its_metrics_with_it(registry: MetricRegistry) -> None:
             use()
 
 
+def test_a_family_that_nobody_has_kept_is_told_as_such(registry: MetricRegistry) -> None:
+    """Its model has not deleted it: it was a variable of `initialize`."""
+    join(registry)
+
+    def initialize() -> Metric:
+        return MetricFamily("f", "d", MetricFamily.COUNTER).Metric(labels={})
+
+    metric = initialize()
+    with pytest.raises(
+        TritonModelException, match=r"no variable refers to any more is deleted, too: keep it .*self\.fam"
+    ):
+        metric.increment(1)
+
+
 def test_two_stubs_share_and_the_last_one_takes_the_metric_away(registry: MetricRegistry) -> None:
     stubs, families = [], []
     for _ in range(2):
