@@ -20,8 +20,8 @@ _NO_SERVER = "Metrics can be made and used from 'initialize' on, in a model that
 _FAILED = "Failed to {} metric value"
 _DELETED = (
     "Invalid metric operation as the corresponding 'MetricFamily' has been deleted. The 'MetricFamily' object should "
-    "be deleted AFTER its corresponding 'Metric' objects have been deleted. A family that no variable refers to any more "
-    "is deleted, too: keep it for as long as its metrics, as in self.family."
+    "be deleted AFTER its corresponding 'Metric' objects have been deleted. A family that no variable refers to any "
+    "more is deleted, too: keep it for as long as its metrics, as in self.family."
 )
 
 

@@ -34,9 +34,9 @@ CARDS = (
             Parameter(
                 "most_tracks",
                 "integer",
-                "Tracks of a camera; those that are lost for longest are given up first (1000).",
+                "Tracks of a camera; those that are lost for longest are given up first (300).",
             ),
-            Parameter("most_detections", "integer", "Boxes in a frame; a frame with more is refused (1000)."),
+            Parameter("most_detections", "integer", "Boxes in a frame; a frame with more is refused (300)."),
         ),
     ),
 )

@@ -38,6 +38,7 @@ CARDS = (
             ),
             Parameter("streams", "integer", "Streams at the same time in an instance (4)."),
             Parameter("threads", "integer", "Threads of each decoder (the instance's cores, divided by the streams)."),
+            Parameter("max_memory_mb", "MB", "Memory of the process that reads one source (768)."),
             Parameter("max_pixels", "pixels", "The largest frames and pictures (9437184)."),
             Parameter(
                 "networks",
