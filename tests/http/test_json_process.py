@@ -205,7 +205,6 @@ def test_a_process_that_dies_costs_one_request() -> None:
 
 
 def test_a_chat_template_that_does_not_end_costs_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("jinja2")
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
     async def act(reading: Reading) -> None:

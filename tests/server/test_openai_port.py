@@ -149,7 +149,6 @@ def test_a_body_that_is_too_large(serving: Serving, path: str) -> None:
 
 
 def test_a_chat_is_rendered_by_the_template_of_the_model(serving: Serving) -> None:
-    pytest.importorskip("jinja2")
     call = {"type": "function", "function": {"name": "f", "arguments": '{"a": "é"}'}}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
@@ -165,7 +164,6 @@ def test_a_chat_is_rendered_by_the_template_of_the_model(serving: Serving) -> No
 
 
 def test_what_a_template_refuses(serving: Serving) -> None:
-    pytest.importorskip("jinja2")
     status, text = detail(chat(serving, {"role": "bad", "content": "a"}))
     assert (status, text) == (400, "the chat template of model 'templated' does not take these messages: no such role")
     status, text = detail(chat(serving, {"role": "user", "content": "a"}, model="broken"))

@@ -20,7 +20,8 @@ def render(model: str, template: str, tokens: dict[str, str], messages: str, too
         compiled = _compiled(template)
     except ImportError:
         raise internal(
-            f"the chat template of model '{model}' needs the package Jinja2 beside the server: pip install jinja2"
+            f"the chat template of model '{model}' needs the package Jinja2 beside the server: "
+            "pip install 'stubserve[openai]'"
         ) from None
     except Exception as error:
         raise internal(f"the chat template of model '{model}' is wrong: {error}") from None
