@@ -392,22 +392,23 @@ def test_the_memory_for_an_output_goes_away(server: Serving) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def test_a_region_that_is_used_is_unregistered(server: Serving) -> None:
-    """The request goes on, and the region is listed until it is over."""
+@pytest.mark.parametrize("count", [9000, 16])
+def test_a_region_that_is_used_is_unregistered(server: Serving, count: int) -> None:
+    """The request goes on, and the region is listed until it is over, also if a small input has been read at once."""
     folder = Path(server.command[4]) / "waits"
     for name in "executes", "go":
         (folder / name).unlink(missing_ok=True)
-    with SharedFile(floats(9000)) as given, ThreadPoolExecutor(1) as thread:
+    with SharedFile(floats(count)) as given, ThreadPoolExecutor(1) as thread:
         register(server, "in", given)
-        asked = thread.submit(infer, server, "waits", piece("in", 36000), {"binary_data": True}, [1, 9000])
+        asked = thread.submit(infer, server, "waits", piece("in", 4 * count), {"binary_data": True}, [1, count])
         eventually((folder / "executes").exists)
         os.unlink(given.path)
         assert server.request("POST", "/v2/systemsharedmemory/region/in/unregister").status == 200
         assert [row["name"] for row in rows(server)] == ["in"]
-        answer = infer(server, "echo", piece("in", 36000), None, [9000])
+        answer = infer(server, "echo", piece("in", 4 * count), None, [count])
         assert (answer.status, answer.error) == (404, "Unable to find shared memory region: 'in'")
         (folder / "go").touch()
-        assert (binary_output(asked.result()) == floats(9000, 1)).all()
+        assert (binary_output(asked.result()) == floats(count, 1)).all()
         eventually(lambda: rows(server) == [])
         # Nobody has the file open any more.
         pids = [server.process.pid, *server.stub_pids()]

@@ -19,7 +19,7 @@ from stubserve.inference.long_work import LARGE_BYTES
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.blocks import Block, Span
 from stubserve.memory.client_regions import ClientRegions
-from stubserve.memory.regions import RegionPlace, RegionSpan
+from stubserve.memory.regions import Region, RegionPlace, RegionSpan
 
 # A tensor of up to this size is always inside its message.
 SMALL_BYTES = 1024
@@ -61,16 +61,27 @@ class ReplyFormat(NamedTuple):
     empty_final: bool = False
 
 
-def regions_of(in_regions: bool, slots: dict[str, Slot] | None) -> dict[str, RegionPlace] | None:
-    """`Request.regions` of a request with these outputs; `in_regions`: some inputs lie in clients' shared memory."""
-    regions = {name: slot.region for name, slot in (slots or {}).items() if slot.region is not None}
-    return regions if regions or in_regions else None
+class _Regions(dict[str, RegionPlace]):
+    """Keeps the regions that inputs were given in, also of those that have been read already."""
+
+    __slots__ = ("inputs",)
+
+
+def regions_of(inputs: Sequence[object], slots: dict[str, Slot] | None) -> dict[str, RegionPlace] | None:
+    """`Request.regions` of a request with these outputs, some of whose `inputs` are in clients' shared memory."""
+    regions = _Regions((name, slot.region) for name, slot in (slots or {}).items() if slot.region is not None)
+    regions.inputs = inputs
+    return regions if regions or inputs else None
 
 
 class Placer(Protocol):
     """Makes the tensors of a request with a body of `size` bytes. Raises ServeError if memory is short."""
 
     size: int
+
+    @property
+    def regions(self) -> Sequence[object]:
+        """What stands for the regions that inputs are in."""
 
     def slice(self, name: str, datatype: int, shape: Sequence[int], at: int, nbytes: int) -> Tensor:
         """A tensor that lies in the body, from `at` on."""
@@ -96,7 +107,7 @@ class BodyPlacer:
     `regions` is None if clients may not use shared memory.
     """
 
-    __slots__ = ("_block", "_body", "_body_offset", "_held", "_inside", "_regions", "_store", "size")
+    __slots__ = ("_block", "_body", "_body_offset", "_held", "_inside", "_known", "_store", "regions", "size")
 
     def __init__(
         self,
@@ -106,7 +117,8 @@ class BodyPlacer:
         store: Store,
         regions: ClientRegions | None = None,
     ) -> None:
-        self._regions = regions
+        self._known = regions
+        self.regions: Sequence[Region] = ()
         self._body = body
         self._block = block
         self._body_offset = body_offset
@@ -146,6 +158,7 @@ class BodyPlacer:
         self, name: str, datatype: int, shape: Sequence[int], region: str, offset: int, nbytes: int
     ) -> Tensor:
         place = self.output_in_region(region, offset, nbytes)
+        self.regions = (*self.regions, place.region)
         # Strings are checked before a model gets them, and must not change after that.
         is_soon = nbytes <= INLINE_BYTES or (datatype == BYTES and nbytes <= LARGE_BYTES)
         if is_soon and not place.region.on_device:
@@ -153,9 +166,9 @@ class BodyPlacer:
         return Tensor(name, datatype, shape, None, RegionSpan(place))
 
     def output_in_region(self, region: str, offset: int, nbytes: int) -> RegionPlace:
-        if self._regions is None:
+        if self._known is None:
             raise not_found(f"Unable to find shared memory region: '{region}'")
-        return self._regions.find(region, offset, nbytes)
+        return self._known.find(region, offset, nbytes)
 
     def _goes_inside(self, nbytes: int) -> bool:
         if nbytes > INLINE_BYTES or self._inside + nbytes > MOST_INLINE:
@@ -168,6 +181,7 @@ class BodyPlacer:
         for block in held or ():
             block.drop()
         self._inside = 0
+        self.regions = ()
 
     def _keep(self, block: Block) -> Block:
         if self._held is None:

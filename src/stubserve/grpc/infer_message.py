@@ -50,18 +50,16 @@ def decode_message(
             if item.name in names:
                 raise refusal(id, item.name)
             names.add(item.name)
-    inputs, in_regions = _read_inputs(message.inputs, raw, signature, placer)
+    inputs = _read_inputs(message.inputs, raw, signature, placer)
     slots = read_outputs(message.outputs, placer)
     outputs = None if slots is None else list(slots)
-    return Request(inputs, id, options, outputs, regions_of(in_regions, slots)), ReplyFormat(slots, True, empty_final)
+    return Request(inputs, id, options, outputs, regions_of(placer.regions, slots)), ReplyFormat(
+        slots, True, empty_final
+    )
 
 
-def _read_inputs(
-    inputs: Any, raw: list[tuple[int, int]], signature: Signature, placer: BodyPlacer
-) -> tuple[list[Tensor], bool]:
-    """The inputs, and whether any lies in its client's shared memory."""
+def _read_inputs(inputs: Any, raw: list[tuple[int, int]], signature: Signature, placer: BodyPlacer) -> list[Tensor]:
     tensors: list[Tensor] = []
-    in_regions = False
     left = iter(raw)
     for item in inputs:
         if len(item.shape) > MAX_DIMS:
@@ -77,7 +75,6 @@ def _read_inputs(
                     f"for model '{signature.model}'"
                 )
             tensors.append(placer.in_region(item.name, datatype, shape, *region))
-            in_regions = True
             continue
         if given:
             if raw:
@@ -94,7 +91,7 @@ def _read_inputs(
                 f"unable to find data for input tensor '{item.name}' for model '{signature.model}' in request."
             )
         tensors.append(placer.slice(item.name, datatype, shape, start, end - start))
-    return tensors, in_regions
+    return tensors
 
 
 def read_parameters(parameters: Any) -> tuple[RequestOptions, bool]:

@@ -35,7 +35,6 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
     parameters = find(document, "parameters")
     options, default_binary = (NO_OPTIONS, False) if parameters is UNSET else read_parameters(parameters)
     inputs: list[Tensor] = []
-    in_regions = False
     at = len(header)
     names = set()
     for item in as_array(find(document, "inputs"), "inputs"):
@@ -66,7 +65,6 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
             region = _region(parameters)
             if region is not None:
                 inputs.append(placer.in_region(name, datatype, shape, *region))
-                in_regions = True
                 continue
             data = _json_tensor(name, named, datatype, shape, item["data"], max_input_size)
             inputs.append(placer.put(name, datatype, shape, data))
@@ -74,7 +72,7 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
         raise invalid(f"unexpected additional input data for model '{signature.model}'")
     slots = _read_outputs(id, find(document, "outputs"), placer)
     outputs = None if slots is None else list(slots)
-    return Request(inputs, id, options, outputs, regions_of(in_regions, slots)), ReplyFormat(slots, default_binary)
+    return Request(inputs, id, options, outputs, regions_of(placer.regions, slots)), ReplyFormat(slots, default_binary)
 
 
 def _check_content_fields(item: Any, parameters: Any) -> None:

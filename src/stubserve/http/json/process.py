@@ -151,7 +151,7 @@ class JsonProcess:
         except BaseException:
             drop_blocks(inputs)
             raise
-        regions = regions_of(bool(read.regions), slots)
+        regions = regions_of(placer.regions, slots)
         return Request(inputs, read.id, read.options, read.requested_outputs, regions), reply_format
 
     async def _exchange(self, job: tuple[Any, ...], text: memoryview, timeout_s: float | None) -> Read:
