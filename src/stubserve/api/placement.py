@@ -53,24 +53,19 @@ IN_REGION = -1
 class ReplyFormat(NamedTuple):
     """How the outputs go into the reply: by name in `slots`, or, if that is None, all as `default_binary` says.
 
-    With `empty_final` a stream gets a final response even if it has no outputs.
+    With `empty_final` a stream gets a final response even if it has no outputs. `regions` are kept for the inputs,
+    also those that have been read already.
     """
 
     slots: dict[str, Slot] | None
     default_binary: bool
     empty_final: bool = False
-
-
-class _Regions(dict[str, RegionPlace]):
-    """Keeps the regions that inputs were given in, also of those that have been read already."""
-
-    __slots__ = ("inputs",)
+    regions: Sequence[object] = ()
 
 
 def regions_of(inputs: Sequence[object], slots: dict[str, Slot] | None) -> dict[str, RegionPlace] | None:
-    """`Request.regions` of a request with these outputs, some of whose `inputs` are in clients' shared memory."""
-    regions = _Regions((name, slot.region) for name, slot in (slots or {}).items() if slot.region is not None)
-    regions.inputs = inputs
+    """`Request.regions` of a request with these outputs, and with inputs in these regions."""
+    regions = {name: slot.region for name, slot in (slots or {}).items() if slot.region is not None}
     return regions if regions or inputs else None
 
 

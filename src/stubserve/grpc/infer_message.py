@@ -54,7 +54,7 @@ def decode_message(
     slots = read_outputs(message.outputs, placer)
     outputs = None if slots is None else list(slots)
     return Request(inputs, id, options, outputs, regions_of(placer.regions, slots)), ReplyFormat(
-        slots, True, empty_final
+        slots, True, empty_final, placer.regions
     )
 
 

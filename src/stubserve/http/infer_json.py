@@ -72,7 +72,9 @@ def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_siz
         raise invalid(f"unexpected additional input data for model '{signature.model}'")
     slots = _read_outputs(id, find(document, "outputs"), placer)
     outputs = None if slots is None else list(slots)
-    return Request(inputs, id, options, outputs, regions_of(placer.regions, slots)), ReplyFormat(slots, default_binary)
+    return Request(inputs, id, options, outputs, regions_of(placer.regions, slots)), ReplyFormat(
+        slots, default_binary, regions=placer.regions
+    )
 
 
 def _check_content_fields(item: Any, parameters: Any) -> None:

@@ -87,7 +87,7 @@ def unpack_request(packed: tuple[Any, ...]) -> Read:
     tensors, (id, options, outputs), reply, regions = packed
     reply_format = None
     if reply is not None:
-        slots, default_binary, empty_final = reply
+        slots, default_binary, empty_final, _ = reply
         named = None if slots is None else {name: Slot(*slot) for name, slot in slots.items()}
         reply_format = ReplyFormat(named, default_binary, empty_final)
     inputs = []

@@ -151,6 +151,8 @@ class JsonProcess:
         except BaseException:
             drop_blocks(inputs)
             raise
+        if reply_format is not None:
+            reply_format = reply_format._replace(regions=placer.regions)
         regions = regions_of(placer.regions, slots)
         return Request(inputs, read.id, read.options, read.requested_outputs, regions), reply_format
 
