@@ -125,6 +125,19 @@ def test_priority_n_has_one_nth_of_the_executions(priorities: tuple[int, int], e
     assert all(abs(done[name] - share) <= 1 for name, share in zip("ab", expected, strict=True))
 
 
+def test_the_better_priority_has_its_executions_first() -> None:
+    """At any moment it has twice as many as the other at least, but for the one that runs."""
+    party = Party()
+    party.add("b", R1, priority=2)
+    party.add("a", R1, priority=1)
+    party.want("a", "b")
+    order = []
+    for _ in range(12):
+        order.append(party.running[0])
+        party.end(order[-1], again=True)
+    assert "".join(order) == "aab" * 4
+
+
 def test_three_priorities_share_as_their_fractions() -> None:
     party = Party()
     for name, priority in (("a", 1), ("b", 2), ("c", 4)):
@@ -327,7 +340,7 @@ class Rules:
         self.priorities = [priority for _, priority in instances]
         self.tags = [0] * len(instances)
         self.pool_tags = dict.fromkeys(totals, 0)
-        self.waiting: list[tuple[int, int, int]] = []  # tag, order, who
+        self.waiting: list[tuple[int, int, int, int]] = []  # tag afterwards, priority, order, who
         self.running: set[int] = set()
         self.order = 0
 
@@ -335,11 +348,12 @@ class Rules:
         return self.totals[name] - sum(self.needs[one].get(name, 0) for one in self.running)
 
     def want(self, who: int) -> None:
-        if who in self.running or any(who == one for _, _, one in self.waiting):
+        if who in self.running or any(who == one for _, _, _, one in self.waiting):
             return
         self.order += 1
         tag = max([self.tags[who], *(self.pool_tags[name] for name in self.needs[who])])
-        self.waiting.append((tag, self.order, who))
+        priority = self.priorities[who]
+        self.waiting.append((tag + priority, priority, self.order, who))
 
     def settle(self) -> None:
         again = True
@@ -347,13 +361,13 @@ class Rules:
             again = False
             kept: set[str] = set()
             for place in sorted(self.waiting):
-                tag, _, who = place
+                tag, priority, _, who = place
                 needs = self.needs[who]
                 if all(self._free(name) >= count and name not in kept for name, count in needs.items()):
                     self.waiting.remove(place)
                     self.running.add(who)
-                    self.tags[who] = tag + self.priorities[who]
-                    self.pool_tags.update(dict.fromkeys(needs, tag))
+                    self.tags[who] = tag
+                    self.pool_tags.update(dict.fromkeys(needs, tag - priority))
                     again = True
                     break
                 kept |= set(needs)
@@ -396,7 +410,7 @@ def test_random_schedules_are_as_the_rules_have_them(
             name = party.running[who % len(party.running)]
             if step == "go on":
                 if not party.go_on(name):
-                    assert any(set(rules.needs[one]) & set(rules.needs[int(name)]) for _, _, one in rules.waiting)
+                    assert any(set(rules.needs[one]) & set(rules.needs[int(name)]) for _, _, _, one in rules.waiting)
                     continue
                 # As if it had given back what it holds, and asked for it again, in the same moment
                 rules.running.remove(int(name))

@@ -6,10 +6,11 @@ configuration while it executes. It gives them back then, when its stub dies, an
 without flags instances that ask for the same resource run one at a time.
 
 The order. An instance of priority n (0 is 1) gets 1/n of the executions of one with priority 1, as long as both have
-work. Each has a *tag*: its executions so far, times its priority. The lowest tag goes first, and among equals the
-instance that has waited longest. An instance that had no work, or is new, begins at the tag of the last one that was
-let in, so it starts level with the others. Upstream compares numbers of executions since the start: there a model that
-is loaded a day later runs alone until it has caught up.
+work. Each has a *tag*: its executions so far, times its priority. The one whose tag will be lowest after the execution
+goes first; among equals the one with the better priority, and then the one that has waited longest. So of priorities 1
+and 2 the first has two executions before the other has one. An instance that had no work, or is new, begins at the tag
+of the last one that was let in, so it starts level with the others. Upstream compares numbers of executions since the
+start: there a model that is loaded a day later runs alone until it has caught up.
 
 Guarantees:
 
@@ -60,11 +61,14 @@ class Resource:
 
 
 class Line:
-    """Instances that wait for the same, the lowest tag first: (tag, number, instance). Some may have left meanwhile."""
+    """Instances that wait for the same, the next first: (tag afterwards, priority, number, instance).
+
+    Some may have left meanwhile.
+    """
 
     def __init__(self, needs: tuple[tuple[Resource, int], ...]) -> None:
         self.needs = needs
-        self.heap: list[tuple[int, int, Limited]] = []
+        self.heap: list[tuple[int, int, int, Limited]] = []
 
 
 class Limited:
@@ -201,7 +205,7 @@ class RateLimiter:
         limited.state = WAITING
         self._number += 1
         limited.number = self._number
-        heapq.heappush(line.heap, (tag, self._number, limited))
+        heapq.heappush(line.heap, (tag + limited.priority, limited.priority, self._number, limited))
         for resource, _ in limited.needs:
             resource.waiting += 1
             if free:  # it may go before the waiting ones
@@ -300,9 +304,9 @@ class RateLimiter:
         around = {line: None for one in lines for resource, _ in one.needs for line in resource.lines}
         heads = [head for line in around if (head := self._head(line)) is not None]
         if len(heads) > 1:
-            heads.sort(key=itemgetter(0, 1))
+            heads.sort(key=itemgetter(0, 1, 2))
         kept: set[Resource] = set()
-        for _, _, limited in heads:
+        for _, _, _, limited in heads:
             line = limited.line
             assert line is not None
             goes = line in lines
@@ -321,10 +325,10 @@ class RateLimiter:
         self._touched.clear()
         return None
 
-    def _head(self, line: Line) -> tuple[int, int, Limited] | None:
+    def _head(self, line: Line) -> tuple[int, int, int, Limited] | None:
         heap = line.heap
         while heap:
-            _, number, limited = heap[0]
+            _, _, number, limited = heap[0]
             if limited.state == WAITING and limited.number == number:
                 return heap[0]
             heapq.heappop(heap)
