@@ -906,7 +906,6 @@ _REFUSED_WHEN_READ = (
     "no_model_name",
     "no_output_map",
     "dynamic_batching",
-    "warmup",
 )
 
 ENSEMBLES = (
@@ -956,6 +955,11 @@ ENSEMBLES = (
     Accepted(
         "A load that fails because of the configuration says why; Triton says so in its log only.",
         tuple(f"ensemble_loads/load_bad_{name}" for name in _REFUSED_WHEN_READ),
+    ),
+    Accepted(
+        "An ensemble may have samples of a warm-up, which go through all its steps; Triton refuses them.",
+        ("ensemble_loads/start_bad_warmup", "ensemble_loads/load_bad_warmup"),
+        200,
     ),
     Accepted(
         "The error names all missing members; Triton names only the first.",

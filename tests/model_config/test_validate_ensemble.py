@@ -50,10 +50,6 @@ def test_accepted(steps: str, inputs: str, outputs: str) -> None:
             ensemble("", rest='platform: "ensemble" optimization {}'),
             "optimization should not be specified for ensemble 'e'",
         ),
-        (
-            ensemble("", rest='platform: "ensemble" model_warmup {}'),
-            "model_warmup can not be specified for ensemble 'e'",
-        ),
         (ensemble(""), "must specify 'step' for ensemble 'e'"),
         (ensemble(step("A", "B") + step("A", "C", "")), "must specify 'model_name' in step 1 of ensemble 'e'"),
         (ensemble(step("", "B")), "must specify 'input_map' in step 0 of ensemble 'e'"),

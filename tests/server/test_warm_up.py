@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stubserve.checking.repository import check_repositories
 from tests.real_server import Serving, eventually, write_model
 
 # Writes what each `execute` was given into a file outside of the repository, and answers with zeros.
@@ -465,26 +466,99 @@ def test_native_backends(repository: Path) -> None:
     assert (statistics["inference_count"], statistics["execution_count"]) == (3, 1)
 
 
-def test_an_ensemble_is_as_warm_as_its_members(repository: Path) -> None:
-    """It has no instances to warm up, so a sample of its own is refused, as upstream does; its members come first."""
-    ensemble = """
-    platform: "ensemble"
-    max_batch_size: 4
-    input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } ]
-    output [ { name: "OUT" data_type: TYPE_INT32 dims: [ 1 ] } ]
-    ensemble_scheduling {
-      step {
-        model_name: "member" model_version: -1
-        input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" }
-      }
-    }
-    """
-    write_model(repository, "member", RECORDER, IO + zeros("w", "batch_size: 1"))
-    for name, more in (("whole", ""), ("own", zeros("w", "batch_size: 1"))):
-        (repository / name / "1").mkdir(parents=True)
-        (repository / name / "config.pbtxt").write_text(ensemble + more)
+def write_ensemble(repository: Path, name: str, *members: str, more: str = "") -> Path:
+    """A chain of models that take IN and give OUT."""
+    ends = ["IN", *(f"t{number}" for number in range(1, len(members))), "OUT"]
+    steps = "".join(
+        f"""step {{ model_name: "{member}" model_version: -1
+        input_map {{ key: "IN" value: "{ends[at]}" }} output_map {{ key: "OUT" value: "{ends[at + 1]}" }} }}"""
+        for at, member in enumerate(members)
+    )
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    io = IO.replace('backend: "python"', 'platform: "ensemble"')
+    (folder / "config.pbtxt").write_text(f"{io} ensemble_scheduling {{ {steps} }} {more}")
+    return folder
+
+
+def test_samples_go_through_a_whole_ensemble(repository: Path) -> None:
+    """All kinds of them, before it is ready, and again when it is loaded again because of a member."""
+    write_model(repository, "first", RECORDER, IO + zeros("own", "batch_size: 1", dims="1"))
+    write_model(repository, "second", RECORDER, IO)
+    more = zeros("zeros", "batch_size: 3 count: 2") + zeros("skipped", "batch_size: 0")
+    more += zeros("random", "batch_size: 1", dims="5000", kind="random_data: true")
+    more += zeros("file", "batch_size: 1", dims="3", kind='input_data_file: "ints"')
+    folder = write_ensemble(repository, "inner", "first", "second", more=more)
+    (folder / "warmup").mkdir()
+    (folder / "warmup" / "ints").write_bytes(np.array([1, 2, 3], np.int32).tobytes())
+    write_ensemble(repository, "outer", "inner", more=zeros("outer", "batch_size: 1", dims="7"))
+
+    def given(model: str) -> list[Any]:
+        return [request["IN"][1:] for _, *requests in seen(repository, model) for request in requests]
+
+    flags = ("--model-control-mode=explicit", "--load-model=outer", "--metrics-config=histogram_latencies=true")
+    with Serving(repository, *flags) as server:
+        server.wait_until_ready()
+        own, *three, random, file, outer = given("first")
+        assert own == [[1, 1], [0]]
+        assert three == 6 * [[[1, 2], [0, 0]]]
+        assert random[0] == [1, 5000]
+        assert random[1] > 1
+        assert (file, outer) == ([[1, 3], [1, 2, 3]], [[1, 7], [0] * 7])
+        # Each answer of the first is one 0
+        assert given("second") == 9 * [[[1, 1], [0]]]
+        assert server.statistics("outer")["inference_count"] == 1
+        assert server.statistics("inner")["inference_count"] == 9
+        assert 'first_response_histogram_ms_count{model="outer",version="1"} 0' in server.metrics().body.decode()
+        (repository / "second" / "1" / "more").touch()
+        assert server.request("POST", "/v2/repository/models/second/load", b"{}").status == 200
+        assert given("second") == 18 * [[[1, 1], [0]]]
+
+
+def test_a_sample_that_fails_in_an_ensemble_fails_its_load(repository: Path) -> None:
+    failing = "import triton_python_backend_utils as pb_utils\nclass TritonPythonModel:\n"
+    failing += "    def execute(self, requests):\n        raise ValueError('no')\n"
+    write_model(repository, "good", RECORDER, IO)
+    write_model(repository, "bad", failing, IO)
+    write_ensemble(repository, "fails", "good", "bad", more=zeros("w", "batch_size: 2"))
+    write_ensemble(repository, "odd", "good", more=zeros("w", "batch_size: 1").replace('"IN"', '"NOSUCH"'))
+    write_ensemble(repository, "large", "good", more=zeros("w", "batch_size: 5"))
     with Serving(repository, "--model-control-mode=explicit") as server:
-        assert server.request("POST", "/v2/repository/models/whole/load", b"{}").status == 200
-        assert len(seen(repository, "member")) == 1
-        refused = server.request("POST", "/v2/repository/models/own/load", b"{}")
-        assert "model_warmup can not be specified for ensemble 'own'" in refused.error
+        for name, text in (
+            ("fails", "failed to run warmup sample 'w': in ensemble 'fails', "),
+            ("odd", "unexpected inference input 'NOSUCH' for model 'odd'"),
+            ("large", "batch size 5 for 'large', max allowed is 4"),
+        ):
+            refused = server.request("POST", f"/v2/repository/models/{name}/load", b"{}")
+            assert refused.status == 400
+            assert text in refused.error
+            assert text in failure(server, name)
+            assert server.get(f"/v2/models/{name}/ready").status != 200
+        assert "ValueError: no" in failure(server, "fails")
+    found = [problem.text for problem in check_repositories([repository], repository / "no_backends").problems]
+    assert found == [
+        "batch size 5 for 'large', max allowed is 4",
+        "unexpected inference input 'NOSUCH' for model 'odd'",
+    ]
+
+
+def test_a_load_that_is_given_up_while_an_ensemble_warms_up(repository: Path) -> None:
+    hangs = """
+    import time
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def execute(self, requests):
+            pb_utils.Logger.log_info("it is being warmed up")
+            time.sleep(600)
+    """
+    write_model(repository, "hangs", hangs, IO)
+    write_ensemble(repository, "whole", "hangs", more=zeros("w", "batch_size: 1", dims="100000"))
+    server = Serving(repository, "--exit-timeout-secs=1")
+    server.start()
+    try:
+        server.wait_for("it is being warmed up")
+        (stub,) = server.stub_pids()
+    finally:
+        assert server.stop() == 0
+    assert not Path(f"/proc/{stub}").exists()

@@ -159,7 +159,8 @@ class _Check:
         self._environment(config)
         if config.platform == ENSEMBLE_PLATFORM:
             self._steps(config)
-        elif not self._errors():
+        fine = not self._errors()
+        if fine and config.platform != ENSEMBLE_PLATFORM:
             # These checks need a configuration that is right so far.
             self._attempt(create_scheduler, config)
             with _log_as_problems(self._folder.name, self._file, self._found):
@@ -167,10 +168,10 @@ class _Check:
                     self._add(wrong)
             self._attempt(threads_per_instance, config, 1, os.environ)
             self._attempt(execute_timeout, config, 0.0)
-            # Inputs that a model may still complete cannot be compared.
-            if config.input and not may_grow:
-                for wrong in sample_problems(config, Signature(config.name, 1, config), self._folder.path):
-                    self._add(wrong)
+        # Inputs that a model may still complete cannot be compared.
+        if fine and config.input and not may_grow:
+            for wrong in sample_problems(config, Signature(config.name, 1, config), self._folder.path):
+                self._add(wrong)
         for wrong in repeated_tensors(config):
             self._note(self._file, wrong.message, self._reading.line_of(wrong.path), wrong.path[0] == "output")
         for path, words in idle_parts(config):

@@ -52,7 +52,7 @@ from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.serving.ensemble_model import EnsembleModel
 from stubserve.serving.instance_model import InstanceModel
 from stubserve.serving.sequence_model import instance_model
-from stubserve.serving.warm_up import WarmUp
+from stubserve.serving.warm_up import WarmUp, warm_up_ensemble
 from stubserve.serving.warm_up_samples import read_samples
 from stubserve.settings.groups import InstanceSettings, LatencySettings
 
@@ -119,6 +119,9 @@ class Loader:
         self._tell_what_is_idle(config)
         if config.platform == ENSEMBLE_PLATFORM:
             ensemble = await start_ensemble(candidate, version, services.models, self._settings.max_queue_size)
+            if not self._settings.start_asleep:  # a sample would wake its members
+                samples = await asyncio.to_thread(read_samples, config, ensemble.signature, folder.path)
+                await warm_up_ensemble(ensemble, samples, self._memory)
             ensemble.tracing = self._tracing(ensemble.name)
             ensemble.latencies = self._latencies(config)
             ensemble.statistics.tokens = _tokens(config)

@@ -55,8 +55,6 @@ def ensemble_problems(config: ModelConfig) -> Iterator[ServeError]:
         yield invalid(f"instance group should not be specified for ensemble '{name}'").at("instance_group")
     if config.HasField("optimization"):
         yield invalid(f"optimization should not be specified for ensemble '{name}'").at("optimization")
-    if config.model_warmup:
-        yield invalid(f"model_warmup can not be specified for ensemble '{name}'").at("model_warmup")
     if not config.ensemble_scheduling.step:
         yield invalid(f"must specify 'step' for ensemble '{name}'").at("ensemble_scheduling")
         return

@@ -1,4 +1,4 @@
-"""Warm-up: the samples that an instance executes before it is ready (`model_warmup`).
+"""Warm-up: the samples that an instance or an ensemble executes before it is ready (`model_warmup`).
 
 Each life of a stub is warmed up: at the load, when instances are added, and when a stub is started again after its
 death, because the filled caches, pools and compiled kernels have died with the process. Until the end of its warm-up
@@ -8,6 +8,8 @@ The batches go to the stub as any others do, so models call others, answer throu
 EXECUTE_TIMEOUT_SECS. Statistics count them as upstream's do, without the responses of decoupled models. The answers are
 not read: their memory is dropped as they come, and their errors fail the warm-up. The inputs are made anew for each
 batch, since a model may write to its inputs, or keep them.
+
+An ensemble has no instances. Its samples are requests that go through all its steps, and count with them.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
 from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.errors import ServeError, internal, invalid
+from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response
+from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.death import unhealthy
@@ -48,28 +52,8 @@ class WarmUp:
 
         After a failure the stub is left as it is; the code that started it ends it.
         """
-        for sample in self._samples:
-            for iteration in range(1, sample.count + 1):
-                log.debug(
-                    "model '%s' instance %s is running warmup sample '%s' for iteration %d",
-                    self._model.name,
-                    instance,
-                    sample.name,
-                    iteration,
-                )
-                try:
-                    errors = await self._execute(stub, instance, sample)
-                except ServeError as error:
-                    errors = [error.message]
-                if errors:
-                    log.debug(
-                        "model '%s' instance %s failed to run warmup sample '%s'",
-                        self._model.name,
-                        instance,
-                        sample.name,
-                    )
-                    text = "".join(f"{error}; " for error in errors)
-                    raise invalid(f"failed to run warmup sample '{sample.name}': {text}")
+        name = f"model '{self._model.name}' instance {instance}"
+        await _run_samples(name, self._samples, lambda sample: self._execute(stub, instance, sample))
 
     async def _execute(self, stub: Stub, instance: str, sample: Sample) -> list[str]:
         """Runs a sample once: the errors of its responses. Raises ServeError if it cannot be run."""
@@ -83,8 +67,8 @@ class WarmUp:
         begin = time.monotonic_ns()
         try:
             for _ in range(sample.requests):
-                requests.append(Request(self._placed(sample.inputs)))
-                added.append(self._placed(sample.added))
+                requests.append(Request(_placed(sample.inputs, self._memory)))
+                added.append(_placed(sample.added, self._memory))
             batch = _SampleBatch(self._model, instance, stub.pid, requests)
             now = time.monotonic_ns()
             for request in requests:
@@ -102,24 +86,80 @@ class WarmUp:
         # If the load is given up meanwhile, the stub is ended, and the batch gets that as its error.
         return await batch.errors
 
-    def _placed(self, inputs: Iterable[SampleInput]) -> list[Tensor]:
-        """Tensors with the bytes of inputs. Raises ServeError (503), and then nothing is held."""
-        tensors: list[Tensor] = []
+
+async def warm_up_ensemble(model: ServedModel, samples: Sequence[Sample], memory: Memory) -> None:
+    """Sends samples through an ensemble whose members are ready. Raises ServeError for the first that fails."""
+
+    async def execute(sample: Sample) -> list[str]:
+        name, max_batch_size = model.signature.model, model.signature.max_batch_size
+        if sample.is_too_large(max_batch_size):
+            raise sample.too_large(name, max_batch_size)
+        calls: list[_SampleCall] = []
         try:
-            for one in inputs:
-                data, span = None, None
-                if one.nbytes <= INLINE_BYTES:
-                    data = bytearray(one.nbytes)
-                    one.fill(memoryview(data))
-                else:
-                    block = self._memory.block(one.nbytes)
-                    one.fill(block.view)
-                    span = block.whole()
-                tensors.append(Tensor(one.name, one.datatype, one.shape, None if data is None else bytes(data), span))
-        except BaseException:
-            drop_blocks(tensors)
-            raise
-        return tensors
+            for _ in range(sample.requests):
+                request = Request(_placed(sample.inputs, memory))
+                request.admitted = True  # as it was read
+                request.request_start_ns = time.monotonic_ns()
+                calls.append(_SampleCall(model))
+                calls[-1].submit(request)
+            return [error for call in calls for error in await call.errors]
+        finally:
+            for call in calls:
+                call.cancel()
+
+    await _run_samples(f"ensemble '{model.signature.model}'", samples, execute)
+
+
+class _SampleCall(Call):
+    """One request of an ensemble's sample. `errors` is done with its final response."""
+
+    __slots__ = ("_found", "errors")
+
+    def __init__(self, model: ServedModel) -> None:
+        super().__init__(model)
+        self.errors: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self._found: list[str] = []
+
+    def respond(self, request: Request, response: Response) -> None:
+        if response.error is not None:
+            self._found.append(response.error.message)
+        if response.final and not self.errors.done():
+            self.errors.set_result(self._found)
+
+
+async def _run_samples(name: str, samples: Sequence[Sample], execute: Callable[[Sample], Awaitable[list[str]]]) -> None:
+    """Runs all samples, each as often as it says. Raises ServeError for the first that fails."""
+    for sample in samples:
+        for iteration in range(1, sample.count + 1):
+            log.debug("%s is running warmup sample '%s' for iteration %d", name, sample.name, iteration)
+            try:
+                errors = await execute(sample)
+            except ServeError as error:
+                errors = [error.message]
+            if errors:
+                log.debug("%s failed to run warmup sample '%s'", name, sample.name)
+                text = "".join(f"{error}; " for error in errors)
+                raise invalid(f"failed to run warmup sample '{sample.name}': {text}")
+
+
+def _placed(inputs: Iterable[SampleInput], memory: Memory) -> list[Tensor]:
+    """Tensors with the bytes of inputs. Raises ServeError (503), and then nothing is held."""
+    tensors: list[Tensor] = []
+    try:
+        for one in inputs:
+            data, span = None, None
+            if one.nbytes <= INLINE_BYTES:
+                data = bytearray(one.nbytes)
+                one.fill(memoryview(data))
+            else:
+                block = memory.block(one.nbytes)
+                one.fill(block.view)
+                span = block.whole()
+            tensors.append(Tensor(one.name, one.datatype, one.shape, None if data is None else bytes(data), span))
+    except BaseException:
+        drop_blocks(tensors)
+        raise
+    return tensors
 
 
 class _SampleBatch:

@@ -2,8 +2,9 @@
 
 Rules and texts are upstream's. A sample is `batch_size` requests, each with one item, that are executed together,
 `count` times (0 counts as 1, a batch size of 0 skips the sample). The model's own inputs are checked as in a client's
-request. Others go to the model unchecked, for that is how a sample sets the controls and states of a sequence. Random
-bytes would be no valid strings, so BYTES are empty strings, as zeros are; and a BOOL is 0 or 1.
+request. Others go to the model unchecked, for that is how a sample sets the controls and states of a sequence; an
+ensemble takes none. Random bytes would be no valid strings, so BYTES are empty strings, as zeros are; and a BOOL is 0
+or 1.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def read_samples(config: Any, signature: Signature, model_dir: Path) -> list[Sam
     for setting in config.model_warmup:
         if setting.batch_size:
             log.debug("Generating warmup sample data for '%s'", setting.name)
-            samples.append(_read(setting, signature, model_dir))
+            samples.append(_read(setting, signature, model_dir, config.HasField("ensemble_scheduling")))
         else:
             log.debug("Skipping batch 0 warmup sample '%s'", setting.name)
     return samples
@@ -97,14 +98,14 @@ def sample_problems(config: Any, signature: Signature, model_dir: Path) -> Itera
     for index, setting in enumerate(config.model_warmup):
         try:
             if setting.batch_size:
-                sample = _read(setting, signature, model_dir)
+                sample = _read(setting, signature, model_dir, config.HasField("ensemble_scheduling"))
                 if sample.is_too_large(signature.max_batch_size):
                     raise sample.too_large(signature.model, signature.max_batch_size)
         except ServeError as error:
             yield error.at("model_warmup", index)
 
 
-def _read(setting: Any, signature: Signature, model_dir: Path) -> Sample:
+def _read(setting: Any, signature: Signature, model_dir: Path, is_ensemble: bool) -> Sample:
     named = sorted(setting.inputs.items())
     for name, given in named:
         if any(dim < 0 for dim in given.dims):
@@ -114,6 +115,8 @@ def _read(setting: Any, signature: Signature, model_dir: Path) -> Sample:
     for name, given in named:
         one = _input(name, given, signature, model_dir)
         (inputs if name in signature.inputs else added).append(one)
+    if added and is_ensemble:
+        raise invalid(f"unexpected inference input '{added[0].name}' for model '{signature.model}'")
     request = Request([_unplaced(one) for one in inputs])
     admit(request, signature)
     # Now in the shapes that the model sees.
