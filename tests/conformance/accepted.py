@@ -947,6 +947,22 @@ ENSEMBLES = (
         sometimes=True,
     ),
     Accepted(
+        "An error of a step that names no model has the step and its model at its end.",
+        (
+            *_starting("ensembles/code_"),
+            *_starting("ensembles/grpc_code_"),
+            "ensembles/nested_code_NOT_FOUND",
+            "ensembles/generate_error",
+            "ensembles/generate_stream_-1",
+            *(
+                f"ensembles/behaves_{which}error_{what}"
+                for which in ("", "last_", "second_", "optional_")
+                for what in ("empty", "and_tensors")
+            ),
+        ),
+        text="(step ",
+    ),
+    Accepted(
         "A model that calls an ensemble gets the code of its error, as with any model; 2.51 makes INTERNAL of it.",
         ("ensembles/called_producing_nothing",),
         200,

@@ -237,7 +237,7 @@ def test_a_timeout_counts_in_the_queues_of_members(repository: Path, tmp_path: P
         gate.touch()
         assert running.result().status == 200
         assert answer.status == 503
-        assert answer.error == "in ensemble 'chain', Request timeout expired"
+        assert answer.error == "in ensemble 'chain', Request timeout expired (step 0, model 'gated')"
         assert samples(server)["request_failure", "gated", "REJECTED"] == 1
 
 

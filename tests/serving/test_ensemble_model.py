@@ -284,7 +284,7 @@ async def test_a_failure_is_told_when_the_others_have_ended() -> None:
     part.answer(pipe.tensor())
     part.answer(error=internal("this one, too"))
     error = pipe.reader.error("mine")
-    assert (error.code, error.message) == (Code.NOT_FOUND, "in ensemble 'pipe', no such word")
+    assert (error.code, error.message) == (Code.NOT_FOUND, "in ensemble 'pipe', no such word (step 1, model 'part')")
     assert pipe.model.statistics.fail_count == 1
     await pipe.over()
 
@@ -296,7 +296,10 @@ async def test_a_member_that_takes_no_request() -> None:
     pipe.submit("mine")
     first.answer(pipe.tensor())
     error = pipe.reader.error("mine")
-    assert (error.code, error.message) == (Code.UNAVAILABLE, "in ensemble 'pipe', no running instance")
+    assert (error.code, error.message) == (
+        Code.UNAVAILABLE,
+        "in ensemble 'pipe', no running instance (step 1, model 'second')",
+    )
     await pipe.over()
 
 

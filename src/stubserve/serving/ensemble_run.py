@@ -184,7 +184,7 @@ class EnsembleRun:
         except ServeError as error:
             del self._calls[call]
             self._ended(run)
-            self._fail(self._told(error))
+            self._fail(self._told(error, run.step))
 
     def answered(self, call: StepCall, request: Request, response: Response) -> None:
         """A response of a step. Raises nothing."""
@@ -194,7 +194,7 @@ class EnsembleRun:
             flow, run = self._flow, call.run
             self._transient |= response.transient
             if response.error is not None:
-                self._fail(self._told(response.error))
+                self._fail(self._told(response.error, run.step))
             elif not response.empty and flow.error is None:
                 made, known = flow.route.made[run.step.index], len(flow.runs)
                 flow.answer(run, step_outputs(made, request, response, call.model.signature))
@@ -286,8 +286,12 @@ class EnsembleRun:
 
     # Failure
 
-    def _told(self, error: ServeError) -> ServeError:
-        return ServeError(error.code, f"in ensemble '{self._ensemble.signature.model}', {error.message}")
+    def _told(self, error: ServeError, step: Step | None = None) -> ServeError:
+        """The error in upstream's words, and the step that it is from where the words name no model."""
+        text = f"in ensemble '{self._ensemble.signature.model}', {error.message}"
+        if step is not None and f"'{step.model}" not in error.message:
+            text += f" (step {step.index}, model '{step.model}')"
+        return ServeError(error.code, text)
 
     def _fail(self, error: ServeError) -> None:
         if self._flow.error is not None:
