@@ -6,12 +6,10 @@ model shows the rest (imports, `initialize`); `stubserve env check` finds some o
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from stubserve_stub.backends.card import Card
 from stubserve_stub.backends.cards import card_of
 
 from stubserve.checking.files import config_problems, file_problems
+from stubserve.checking.problems import Problem, Report, log_as_problems
 from stubserve.environments.environment import environment_in
 from stubserve.environments.probe import EnvironmentUnusable, inspect_file
 from stubserve.environments.resolve import PARAMETER, named_in, place_of
@@ -59,36 +58,6 @@ from stubserve.settings.groups import DEFAULT_AGENT_DIRECTORY
 _PARAMETER = re.compile(r"\bparameter '([^']+)'")
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One thing to put right. `file` is the file to open, or the folder with the problem; `line` is 0 if there is none.
-
-    A warning does not keep a model from being served.
-    """
-
-    model: str
-    file: Path
-    line: int
-    text: str
-    is_warning: bool = False
-
-    def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line else str(self.file)
-        return f"{place}: {'warning' if self.is_warning else 'error'}: {self.text}"
-
-
-@dataclass(frozen=True)
-class Report:
-    """The models that were checked, and their problems."""
-
-    models: tuple[str, ...]
-    problems: tuple[Problem, ...]
-
-    @property
-    def errors(self) -> int:
-        return sum(not problem.is_warning for problem in self.problems)
-
-
 def check_repositories(
     repositories: Sequence[Path],
     backend_directory: Path,
@@ -97,7 +66,7 @@ def check_repositories(
 ) -> Report:
     """Checks all models, `gpu_to_cpu` as `serve --gpu-fallback=cpu` does. Raises ServeError for a bad repository."""
     found: list[Problem] = []
-    with _log_as_problems("", repositories[0], found):
+    with log_as_problems("", repositories[0], found):
         folders = survey(repositories).models
     for folder in folders.values():
         problems_of_model = _Check(folder, folders, (backend_directory, agent_directory), gpu_to_cpu).run()
@@ -163,7 +132,7 @@ class _Check:
         if fine and config.platform != ENSEMBLE_PLATFORM:
             # These checks need a configuration that is right so far.
             self._attempt(create_scheduler, config)
-            with _log_as_problems(self._folder.name, self._file, self._found):
+            with log_as_problems(self._folder.name, self._file, self._found):
                 for wrong in initial_state_problems(config, self._folder.path):
                     self._add(wrong)
             self._attempt(threads_per_instance, config, 1, os.environ)
@@ -240,7 +209,7 @@ class _Check:
 
     def _versions(self, config: Any) -> list[int]:
         noted: list[Problem] = []
-        with _log_as_problems(self._folder.name, self._folder.path, noted):
+        with log_as_problems(self._folder.name, self._folder.path, noted):
             versions = self._attempt(available_versions, self._folder, config)
         # A version that is not there keeps the others from nothing; and where there is no other, the error says it.
         self._found += [replace(one, is_warning=True) for one in noted if one.is_warning or versions]
@@ -305,7 +274,7 @@ class _Check:
             return (step.model_version,)
         try:
             # Odd versions are reported with that model
-            with _log_as_problems(folder.name, folder.path, []):
+            with log_as_problems(folder.name, folder.path, []):
                 return available_versions(
                     folder, normalise(read_config(folder) or ModelConfig(), folder.name, folder.path)
                 )
@@ -353,23 +322,3 @@ class _Check:
 
     def _errors(self) -> int:
         return sum(not problem.is_warning for problem in self._found)
-
-
-@contextmanager
-def _log_as_problems(model: str, file: Path, found: list[Problem]) -> Iterator[None]:
-    """Collects what the repository's code writes to the log, as problems of a folder."""
-
-    class ProblemHandler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            is_warning = record.levelno < logging.ERROR
-            found.append(Problem(model, file, 0, record.getMessage(), is_warning=is_warning))
-
-    logger = logging.getLogger("stubserve.repository")
-    handler, propagate = ProblemHandler(), logger.propagate
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagate

@@ -12,7 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from stubserve.checking.repository import Problem, Report, check_repositories
+from stubserve.checking.problems import Problem, Report
+from stubserve.checking.repository import check_repositories
 from stubserve.errors import ServeError, UsageError
 from stubserve.flags.values import parse_gpu_fallback
 from stubserve.repository.given_path import advice, advice_for, servable
