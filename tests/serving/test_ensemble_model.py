@@ -91,7 +91,7 @@ class Member:
     def __init__(self, name: str, inputs: str = "IN", batch: int = 0) -> None:
         text = "".join(f'input {{ name: "{one}" data_type: TYPE_FP32 dims: -1 }}' for one in inputs.split())
         text += f'output {{ name: "OUT" data_type: TYPE_FP32 dims: -1 }} max_batch_size: {batch}'
-        self.name = name
+        self.name = self.key = name
         self.signature = Signature(name, 1, text_format.Parse(text, ModelConfig()))
         self.requests: list[Request] = []
         self.cancelled: list[Request] = []
@@ -484,6 +484,32 @@ async def test_a_source_waits_for_a_slow_step() -> None:
     while second.requests:
         second.answer(pipe.tensor())
     assert len(pipe.responses) == count
+    await pipe.over()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("limit", [0, 1])
+@on_a_loop
+async def test_a_source_does_not_wait_for_a_step_that_needs_its_instance(nested: bool, limit: int) -> None:
+    """A model that is two steps of an ensemble, or of ensembles in it, may have one instance only."""
+    member = Member("m")
+    steps = (one("inner" if nested else "m", "IN", "t"), one("m", "t", "OUT"))
+    pipe: Any = Pipe(config_of(*steps), member)
+    inner = EnsembleModel("inner", 1, config_of(one("m", "IN", "OUT"), more=DECOUPLED), pipe, {("m", ""): member})  # type: ignore[dict-item]
+    pipe.members["inner"] = inner
+    members: Any = {("m", ""): member, ("inner", ""): inner}
+    pipe.model = EnsembleModel("pipe", 1, config_of(*steps, limit=limit, more=DECOUPLED), pipe, members)
+    pipe.submit()
+    await asyncio.sleep(0)
+    (source,) = member.requests
+    for _ in range(200):
+        member.answer(pipe.tensor(), final=False)
+        assert source.stream is None or not source.stream.paused
+    member.end()
+    while member.requests:
+        member.answer(pipe.tensor())
+    assert len(pipe.reader.got) == 200
+    del pipe.members["inner"]
     await pipe.over()
 
 

@@ -9,7 +9,8 @@ always opens. For this reason a run does not wait for a step that still lacks th
 
 **Pauses.** A step that answers many times is paused while the reader of the ensemble is behind, while a step that reads
 its outputs waits at a gate, and while such a step has many requests under way. It resumes when none of that is so. A
-step waits only for later steps, so no two wait for each other.
+step waits only for later steps, so no two wait for each other. A step whose model also makes a later step does not
+wait: it could have the only instance that this one needs.
 """
 
 from __future__ import annotations
@@ -134,7 +135,8 @@ class RunsAtGates:
 class StepPauses:
     """The pauses of one run; the responses of the run go to the reader of `request`.
 
-    `readers` are the steps that read a step's outputs. `at_gates` are the runs at gates, if the ensemble has gates.
+    `readers` are the steps that read a step's outputs, for steps that may wait for them. `at_gates` are the runs at
+    gates, if the ensemble has gates.
     """
 
     def __init__(

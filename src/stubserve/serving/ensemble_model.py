@@ -59,6 +59,7 @@ class EnsembleModel(AnsweringModel):
         limit = config.ensemble_scheduling.max_inflight_requests
         self.gates: Mapping[Step, Gate] = {step: Gate(limit) for step in self.plan.steps} if limit else {}
         self._models = models
+        self.entangled = _entangled(self.plan, members)
         self._keys = [(step.model, "" if step.version == -1 else str(step.version)) for step in self.plan.steps]
         self._loop = asyncio.get_running_loop()
         self.statistics = ModelStatistics()
@@ -254,6 +255,27 @@ class EnsembleModel(AnsweringModel):
 
     def _unavailable(self) -> ServeError:
         return unavailable(f"ensemble '{self.name}' version {self.version} is not served any more")
+
+
+def _entangled(plan: EnsemblePlan, members: Mapping[tuple[str, str], ServedModel]) -> Collection[Step]:
+    """The steps whose models also make later steps, at any depth."""
+    parts: dict[str, set[str]] = {}
+    for (name, _), model in members.items():
+        todo: list[Any] = [model]
+        found = parts.setdefault(name, set())
+        while todo:
+            one = todo.pop()
+            found.add(one.key)
+            todo += getattr(one, "members", {}).values()
+    followers = plan.route(None).followers
+    entangled = set()
+    for step in followers:
+        later = list(followers[step])
+        for one in later:
+            later += [further for further in followers[one] if further not in later]
+        if any(parts.get(step.model, {step.model}) & parts.get(one.model, {one.model}) for one in later):
+            entangled.add(step)
+    return entangled
 
 
 def _of_member(step: Step, reason: str) -> str:

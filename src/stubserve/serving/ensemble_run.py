@@ -51,6 +51,7 @@ class Ensemble(Protocol):
     plan: EnsemblePlan
     signature: Signature
     gates: Mapping[Step, Gate]  # most ensembles have none
+    entangled: Collection[Step]  # those that cannot wait for later steps, which may need the same instances
 
     def find_members(self, steps: Sequence[Step]) -> tuple[dict[int, ServedModel], bool]:
         """The models of steps, by index, and whether its identity is made of others. Raises ServeError."""
@@ -209,7 +210,9 @@ class EnsembleRun:
             self._look()
             if not response.final:
                 if self._pauses is None:
-                    self._pauses = StepPauses(self.request, flow.route.followers, self._at_gates)
+                    entangled = self._ensemble.entangled
+                    readers = {one: later for one, later in flow.route.followers.items() if one not in entangled}
+                    self._pauses = StepPauses(self.request, readers, self._at_gates)
                     for under_way in [*(one.run for one in self._calls), *(self._at_gates or ())]:
                         self._pauses.begun(under_way.step)
                 self._pauses.keep(request, run.step)
