@@ -54,12 +54,12 @@ def fuzz_one(data: bytes) -> None:
 def _answer(asked: Asked, route: str, pieces: list[str]) -> str:
     """What a client is sent of a model's pieces."""
     writer = TextWriter(Tokens(), Form(route, asked.model, False, False), 0, 0, asked.stops)
-    written = b""
+    written: list[bytes] = []
     for piece in pieces:
         if not writer.over:
             told = Tensor(TEXT_OUTPUT, BYTES, [1], strings.join([piece.encode()]))
             written += finish(writer.read(Response([told])))
-    choice: Any = json.loads(written + writer.end())
+    choice: Any = json.loads(b"".join([*written, *writer.end()]))
     text: str = choice["message"]["content"] if route == CHAT else choice["text"]
     return text
 
