@@ -436,9 +436,14 @@ def test_a_server_that_is_drained(tmp_path: Path) -> None:
     with Serving(tmp_path) as server:
         assert server.request("POST", "/v2/drain").status == 403
         assert server.get("/v2/health/ready").status == 200
-        server.process.send_signal(signal.SIGUSR1)
+        # As a service manager sends it, to all processes
+        stubs = server.stub_pids()
+        for process in (*stubs, server.process.pid):
+            os.kill(process, signal.SIGUSR1)
         server.wait_for("all else goes on until SIGTERM")
         assert server.get("/v2/health/ready").status == 400
+        assert server.infer_array("echo", np.zeros(4, np.float32)).status == 200
+        assert server.stub_pids() == stubs
     flags = ("--http-restricted-api=model-repository:x-key=sesame", "--exit-delay-secs=3600")
     with Serving(tmp_path, *flags) as server, connected(server) as grpc:
         open_before = server.connect()

@@ -275,7 +275,7 @@ def test_signals_to_all_processes_end_no_stream(serving: Serving, clips: Path) -
         with following(serving, "patient", f"http://127.0.0.1:{port}/live") as stream:
             stream.frame()
             for process in (*starters(serving), *players(serving)):
-                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
                     os.kill(process, number)
             for _ in range(20):
                 stream.frame()

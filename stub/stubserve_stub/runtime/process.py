@@ -1,10 +1,10 @@
 """The process of a stub: how it begins, and how it ends.
 
-It ignores SIGINT, SIGTERM and SIGHUP, because the server ends its stubs when it has their answers: a Ctrl-C in the
-server's terminal goes to the whole group, and SIGHUP, which is for the server's log, perhaps to a whole service. The
-handler is a function and not SIG_IGN, so programs that the model starts get the default back. Processes that it forks
-get the default, too, because `multiprocessing` ends its workers by SIGTERM and waits for them. The signals are held
-back until that is done. A SIGHUP that is ignored from the start, as under nohup, stays ignored.
+It ignores SIGINT and SIGTERM, because the server ends its stubs when it has their answers: a Ctrl-C in the server's
+terminal goes to the whole group. SIGHUP, which is for the server's log, and SIGUSR1, which drains the server, may go to
+a whole service, too. The handler is a function and not SIG_IGN, so programs that the model starts get the default back.
+Processes that it forks get the default, too, because `multiprocessing` ends its workers by SIGTERM and waits for them.
+The signals are held back until that is done. A SIGHUP that is ignored from the start, as under nohup, stays ignored.
 
 A stub may not use the server's terminal: if it read from it in the background, the kernel would stop it, and the server
 would wait. SIGTTIN and SIGTTOU are ignored, so reading is an error instead.
@@ -153,7 +153,7 @@ def _flush() -> None:
             stream.flush()
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 # Of each thread: the signals that it held back before it forked

@@ -96,7 +96,7 @@ def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes | memoryvie
 def main(descriptor: int) -> None:
     # The socket ends with the server, and so does the worker. During a long job the signal ends it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     # A large document takes ten times its size for a moment. If memory runs out, the kernel ends this process first.
     with contextlib.suppress(OSError):

@@ -228,7 +228,7 @@ class _Starter:
             os._exit(1)
 
     def _prepare(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         # The descriptors are the stub's. Their numbers stay taken, so that no object of the stub closes another file.
