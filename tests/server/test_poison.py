@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -161,6 +162,57 @@ def test_good_requests_leave_the_poisons_batch(repository: Path) -> None:
         assert [answer.status for answer in answers] == [500] + [200] * 7
         assert "is not executed" in answers[0].error
         server.wait_for_all("is restarted in", 2)
+
+
+def test_one_death_is_one_death_for_requests_that_are_alike(repository: Path) -> None:
+    """Those that are equal to each other, as of several health checks, are no cause for being there several times."""
+    config = io_config(dims="-1", max_batch_size=8, extra="dynamic_batching { }")
+    write_model(repository, "fragile", FRAGILE, config)
+    hold = {"TRITONSERVER_DELAY_SCHEDULER": "8"}
+    with Serving(repository, "--quarantine-secs=600", environment=hold) as server:
+        assert [answer.status for answer in ask_all(server, [POISON] + [GOOD] * 7)] == [500] * 8
+        assert infer(server, GOOD).status == 200
+        assert "likely the cause" not in server.output
+
+
+# Each stream stays open. The stub dies of a negative number, or of the second 5.
+OPEN = """
+    import os
+    import triton_python_backend_utils as pb_utils
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            self.senders, self.fives = [], 0
+
+        def execute(self, requests):
+            for request in requests:
+                array = request.inputs()[0].as_numpy()
+                self.fives += int(array[0] == 5)
+                if array[0] < 0 or self.fives == 2:
+                    os._exit(3)
+                sender = request.get_response_sender()
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", array)]))
+                self.senders.append(sender)
+"""
+
+
+@pytest.mark.parametrize(("numbers", "refused"), [((1, -1, 1, -2, 1), False), ((5, 5, 5, 5, 5), True)])
+def test_only_streams_without_others_beside_them_are_refused(
+    repository: Path, numbers: tuple[int, ...], refused: bool
+) -> None:
+    """A poison that is another each time has no innocent stream refused; copies of a poison do not hide it."""
+    config = io_config(dims="1", extra="model_transaction_policy { decoupled: true }")
+    write_model(repository, "fragile", OPEN, config)
+    with Serving(repository, "--quarantine-secs=600") as server, contextlib.ExitStack() as stack:
+        answers = []
+        for number in numbers:
+            connection = stack.enter_context(contextlib.closing(server.connect()))
+            connection.request("POST", "/v2/models/fragile/generate_stream", json.dumps({"INPUT0": number}).encode())
+            answers.append(stack.enter_context(connection.getresponse()))
+            first = answers[-1].readline()
+            if len(answers) in (2, 4):
+                assert b"exited with code 3" in first + answers[-2].read()
+        assert (b"is not executed" in first) is refused
 
 
 def test_an_open_stream_is_named(repository: Path) -> None:

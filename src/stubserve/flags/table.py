@@ -58,7 +58,7 @@ stub-restart-limit = restart_limit: Restarts in a row of a stub that dies before
 restart-wait-secs = restart_wait_secs: Seconds that requests wait for a stub that is being restarted, when their model
     has no other; 0: they do not wait (10).
 quarantine-secs = quarantine_secs: Seconds for which a request is refused if an equal one was being executed at two
-    deaths of stubs and not answered between them; 0: it is executed again (0).
+    deaths of stubs, alone at the last, and not answered between them; 0: it is executed again (0).
 execute-timeout-secs = execute_timeout_secs: Time that one execute may take, where the model's EXECUTE_TIMEOUT_SECS
     does not say; 0 for no limit (0).
 sleep-after-secs = sleep_after_secs: Time without a request after which a model's instances end, to start again with

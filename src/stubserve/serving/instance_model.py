@@ -70,7 +70,7 @@ class InstanceModel(ModelInstances):
         self._poll_soon = self._dispatcher.poll_soon
         self._leave_place = self._dispatcher.leave_place
         self._restart_wait_s = restart_wait_s
-        self._suspects = Suspects(name, scheduler.set_apart, quarantine_s)
+        self._suspects = Suspects(name, scheduler.set_apart, self._at_stub, quarantine_s)
         self._enqueue = self._dispatcher.enqueue
         # While no instance serves and requests wait for a restart: the timer that ends the wait
         self._outage: asyncio.TimerHandle | None = None
@@ -101,6 +101,9 @@ class InstanceModel(ModelInstances):
         if not self._suspects:
             self._dispatcher.enqueue = self._enqueue
         self._enqueue(request, now_ns)
+
+    def _at_stub(self, request: Request) -> bool:
+        return any(one.stub is not None and one.stub.work.has(request) for one in self._everyone)
 
     def cancel(self, request: Request) -> None:
         request.cancelled = True
@@ -151,7 +154,8 @@ class InstanceModel(ModelInstances):
     def on_death(self, instance: Instance, error: ServeError, left: Left) -> None:
         if instance.passive:
             return
-        self._suspects.on_death(instance.name, (*left.executing, *reversed(left.open)), self._clock())
+        if instance.state is not InstanceState.STOPPED:  # then the server itself has killed what did not end
+            self._suspects.on_death(instance.name, (*left.executing, *reversed(left.open)), self._clock())
         if self._suspects:
             self._dispatcher.enqueue = self._meet
         self._dispatcher.leave(instance)

@@ -5,8 +5,10 @@ while after a death each new request is compared with those that were being exec
 
 - an equal request runs in a batch of its own, so that no other request dies with it;
 - if it is executed, it was not the cause, and is forgotten;
-- if it is being executed at another death, the log names it: its id, and who sent it;
-- if the operator wants that (`--quarantine-secs`), requests that are equal to it are then refused for a while.
+- if it is being executed at another death, and at more of them than any other request there, the log names it: its id,
+  and who sent it;
+- if nothing else was being executed then, requests that are equal to it are refused for a while, where the operator
+  wants that (`--quarantine-secs`). Streams and sequences run beside others, which may be the cause.
 
 Requests are equal if the model gets the same inputs and parameters. Of large inputs only samples count, because the
 event loop takes them. Requests with memory of their clients are never equal: its bytes change.
@@ -53,19 +55,19 @@ class _Suspect:
     refused_ns: int = 0
     again: Request | None = None
 
-    def is_over(self, now_ns: int, executing: Sequence[Request] = ()) -> bool:
-        """Whether an equal request has been executed without a death, or the last death was long ago."""
-        if self.again is not None and self.again.compute_end_ns and self.again not in executing:
-            return True
-        return now_ns > self.forgotten_ns
-
 
 class Suspects:
-    """The suspects of one model. `set_apart` makes a request run alone; equal ones are refused for `refused_s`."""
+    """The suspects of one model. `set_apart` makes a request run alone; equal ones are refused for `refused_s`.
 
-    def __init__(self, model: str, set_apart: Callable[[Request], None], refused_s: float) -> None:
+    `has` says whether a stub has a request still.
+    """
+
+    def __init__(
+        self, model: str, set_apart: Callable[[Request], None], has: Callable[[Request], bool], refused_s: float
+    ) -> None:
         self._model = model
         self._set_apart = set_apart
+        self._has = has
         self._refused_ns = int(refused_s * 1e9)
         self._suspects: OrderedDict[bytes, _Suspect] = OrderedDict()
 
@@ -76,43 +78,57 @@ class Suspects:
         """A stub has died while it executed these requests. They still have their inputs."""
         if not executing:
             return
-        for over in [key for key, one in self._suspects.items() if one.is_over(now_ns, executing)]:
+        for over in [key for key, one in self._suspects.items() if self._is_over(one, now_ns, executing)]:
             del self._suspects[over]
         log.error("instance '%s' was executing %s when its stub died", instance, _names(executing))
-        for request in executing[:_OF_ONE_DEATH]:
-            content = content_of(request)
-            if content is None:
-                continue
-            suspect = self._suspects.setdefault(content, _Suspect())
-            self._suspects.move_to_end(content)
-            suspect.deaths += 1
-            suspect.again = None
-            suspect.forgotten_ns = now_ns + _REMEMBERED_NS + self._refused_ns
-            if suspect.deaths < _SEVERAL:
-                continue
-            suspect.refused_ns = now_ns + self._refused_ns
+        # One that is there several times dies once. Those that cannot be compared are one more.
+        there = {content_of(request): request for request in reversed(executing[:_OF_ONE_DEATH])}
+        deaths = {content: self._count_death(content, now_ns) for content in there if content is not None}
+        most = max(deaths.values(), default=0)
+        worst = [content for content, count in deaths.items() if count == most]
+        if len(worst) == 1 and most >= _SEVERAL:
+            refused = len(there) == 1 and bool(self._refused_ns)
+            if refused:
+                self._suspects[worst[0]].refused_ns = now_ns + self._refused_ns
             log.error(
                 "model '%s': the request %s, or one that is equal to it, was being executed at %d deaths of stubs, and "
                 "was not answered between them. It is likely the cause. %s",
                 self._model,
-                _name(request),
-                suspect.deaths,
+                _name(there[worst[0]]),
+                most,
                 f"Requests that are equal to it are refused for {self._refused_ns / 1e9:g} s."
+                if refused
+                else "It is not refused, because others were being executed, too."
                 if self._refused_ns
                 else "With --quarantine-secs such requests would be refused for a while.",
             )
         while len(self._suspects) > _MOST:
             self._suspects.popitem(last=False)
 
+    def _count_death(self, content: bytes, now_ns: int) -> int:
+        suspect = self._suspects.setdefault(content, _Suspect())
+        self._suspects.move_to_end(content)
+        suspect.deaths += 1
+        suspect.again = None
+        suspect.forgotten_ns = now_ns + _REMEMBERED_NS + self._refused_ns
+        return suspect.deaths
+
+    def _is_over(self, suspect: _Suspect, now_ns: int, executing: Sequence[Request] = ()) -> bool:
+        """Whether an equal request has been executed without a death, or the last death was long ago."""
+        again = suspect.again
+        if again is not None and again.compute_end_ns and again not in executing and not self._has(again):
+            return True
+        return now_ns > suspect.forgotten_ns
+
     def meet(self, request: Request, now_ns: int) -> None:
         """A new request. Raises ServeError if it is refused."""
         content = request.content = content_of(request)
-        while self._suspects and next(iter(self._suspects.values())).is_over(now_ns):
+        while self._suspects and self._is_over(next(iter(self._suspects.values())), now_ns):
             self._suspects.popitem(last=False)
         suspect = None if content is None else self._suspects.get(content)
         if content is None or suspect is None:
             return
-        if suspect.is_over(now_ns):
+        if self._is_over(suspect, now_ns):
             del self._suspects[content]
             return
         if now_ns < suspect.refused_ns:
