@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from stubserve.errors import ServeError
+from stubserve.loading import changes
 from stubserve.loading.changes import Ends, Obsolete, Turn, Turns, asked_by_itself
 from tests.real_server import PATIENCE_S
 
@@ -14,13 +15,15 @@ from tests.real_server import PATIENCE_S
 class Change:
     """A load that has its turn, or waits for it, until it is told to end."""
 
-    def __init__(self, turns: Turns, model: str, outer: Turn | None = None, ends: Ends | None = None) -> None:
+    def __init__(
+        self, turns: Turns, model: str, outer: Turn | None = None, ends: Ends | None = None, wanted: object = None
+    ) -> None:
         self.turn: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         self._may_end = asyncio.Event()
-        self.task = asyncio.ensure_future(self._run(turns, model, outer, ends))
+        self.task = asyncio.ensure_future(self._run(turns, model, outer, ends, wanted))
 
-    async def _run(self, turns: Turns, model: str, outer: Turn | None, ends: Ends | None) -> None:
-        async with turns.of(model, outer, None, ends) as turn:
+    async def _run(self, turns: Turns, model: str, outer: Turn | None, ends: Ends | None, wanted: object) -> None:
+        async with turns.of(model, outer, wanted, ends) as turn:
             self.turn.set_result(turn)
             await self._may_end.wait()
 
@@ -115,6 +118,28 @@ def test_a_newer_one_ends_all_that_are_obsolete_before_it() -> None:
         for older in (first, second):
             with pytest.raises(Obsolete, match="the load of model 'a' was ended by a newer load or unload of it"):
                 await older.task
+        await newer.end()
+
+    asyncio.run(scenario())
+
+
+def test_the_same_again_has_no_further_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a client that has given up and asked again: each of its loads would never end."""
+    monkeypatch.setattr(changes, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(changes, "_AGAIN_S", 0.01)
+
+    async def scenario() -> None:
+        turns = Turns()
+        same = [Change(turns, "a", wanted="this") for _ in range(4)]
+        other = Change(turns, "a", wanted="that")
+        (await same[0].turn).began_s -= changes.PATIENCE_S
+        newer = Change(turns, "a", ends=asked_by_itself)
+        await asyncio.wait_for(other.turn, PATIENCE_S)
+        for older in same:
+            with pytest.raises(Obsolete):
+                await older.task
+        await other.end()
+        await newer.turn
         await newer.end()
 
     asyncio.run(scenario())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,3 +177,17 @@ def test_agents_that_refuse_or_break(world: World, name: str, parameters: dict[s
     world.write("after", world.teller())
     assert load(world.server, "after").status == 200
     assert unload(world.server, "after").status == 200
+
+
+def test_agents_hear_that_a_load_was_ended_by_a_newer_one(world: World) -> None:
+    folder = world.write("endless", world.teller())
+    models = world.home / "saved"
+    models.mkdir()
+    source = folder.rename(models / "endless") / "1" / "model.py"
+    with Serving(models, "--dev", f"--repoagent-directory={world.home / 'agents'}") as server:
+        server.wait_until_ready()
+        source.write_text("import threading\nthreading.Event().wait()")
+        server.wait_for("(?s)(loading: endless:1.*){2}")
+        source.write_text(textwrap.dedent(NUMBER.format(2, 2)))
+        eventually(lambda: world.told("endless").count(["load", "load_complete"]) == 2)
+        assert world.told("endless").count(["load", "load_fail"]) == 1

@@ -122,11 +122,15 @@ class Turns:
         if outer is not None:
             outer.inner.add(turn)
         try:
+            patience_s, ended = self._patience_s, None
             while (first := queue[0]) is not turn:
-                await first.wait(None if ends is None else max(first.began_s + self._patience_s - time.monotonic(), 0))
+                if ended is not None and first.wanted == ended.wanted:
+                    patience_s = min(patience_s, _AGAIN_S)  # as of a client that has asked again and again
+                await first.wait(None if ends is None else max(first.began_s + patience_s - time.monotonic(), 0))
                 if ends is not None and not first.over:
                     if await ends(first):
                         first.end()
+                        ended = first
                     await first.wait(_AGAIN_S)
             yield turn
         except asyncio.CancelledError:

@@ -292,7 +292,7 @@ class ModelControl:
             agents = candidate.agents
             try:
                 leaving = await self._take(candidate, turn)
-            except Exception:
+            except (Exception, asyncio.CancelledError):
                 if agents is not None:
                     await agents.failed()
                 raise
