@@ -191,3 +191,7 @@ def test_agents_hear_that_a_load_was_ended_by_a_newer_one(world: World) -> None:
         source.write_text(textwrap.dedent(NUMBER.format(2, 2)))
         eventually(lambda: world.told("endless").count(["load", "load_complete"]) == 2)
         assert world.told("endless").count(["load", "load_fail"]) == 1
+        # What is saved is checked with these agents.
+        source.write_text("(")
+        server.wait_for(r"model.py:1: ")
+        assert "unable to find repository agent" not in server.output

@@ -309,5 +309,6 @@ def _check_command(settings: Settings) -> list[str]:
         *(sys.executable, "-m", "stubserve", "check"),
         *(str(path.absolute()) for path in settings.repository.paths),
         f"--backend-directory={settings.instances.backend_directory}",
+        f"--repoagent-directory={settings.repository.agent_directory}",
         f"--gpu-fallback={'cpu' if settings.repository.gpu_to_cpu else 'none'}",
     ]
