@@ -195,10 +195,12 @@ def test_a_step_of_an_ensemble(serving: Serving) -> None:
     assert total(*answers) == [3, 6, 9]
 
 
-def test_generate_knows_no_sequences_as_upstream(serving: Serving) -> None:
-    body = json.dumps({"IN": 4, "sequence_id": 9, "sequence_start": True}).encode()
-    answer = serving.request("POST", "/v2/models/adder/generate", body)
-    assert answer.error == "inference request to model 'adder' must specify a non-zero or non-empty correlation ID"
+def test_generate_knows_sequences(serving: Serving) -> None:
+    """Triton's `generate` passes these parameters on to the model."""
+    for step, expected in ({"sequence_start": True}, 4), ({"sequence_end": True}, 8):
+        body = json.dumps({"IN": 4, "sequence_id": 9, **step}).encode()
+        answer = serving.request("POST", "/v2/models/adder/generate", body)
+        assert json.loads(answer.json()["OUT"])["sum"] == expected
 
 
 def message(model: str, sequence: int | str, value: int, *flags: str) -> Any:
