@@ -246,6 +246,15 @@ def test_a_source_has_bounded_memory(serving: Serving, clips: Path) -> None:
         assert other.event("ended") == "50 frames"
 
 
+@pytest.mark.parametrize("source", ["http://127.0.0.1/" + "a" * 300_000, "http://\x80/", "http://a..b/"])
+def test_what_is_no_address_costs_nothing(serving: Serving, source: str) -> None:
+    lines = serving.output.count("\n")
+    for _ in range(5):
+        assert "SOURCE has blanks, or is longer" in (text := refusal(serving, "patient", source)) or "none of" in text
+    assert serving.output.count("\n") == lines
+    assert numbers_of(follow(serving, "patient", "file:a.mp4", ["NUMBER"])) == list(range(50))
+
+
 def test_a_crash_ends_one_stream(serving: Serving, clips: Path) -> None:
     """A live source is opened again, and another source ends with an error."""
     made = Camera()

@@ -17,6 +17,7 @@ from stubserve_stub.backends.python.streaming import Answers, StreamingBackend, 
 from stubserve_stub.backends.video.options import SOURCE, VIDEO, complete, options_of, threads_of, validate
 from stubserve_stub.backends.video.playing import Playing
 from stubserve_stub.backends.video.processes import Players
+from stubserve_stub.backends.video.source import scheme_of
 from stubserve_stub.backends.video.stream import VideoStream
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
@@ -55,10 +56,12 @@ def _given(request: InferenceRequest) -> Any:
     assert source is not None
     text = source.as_numpy().reshape(-1)
     try:
-        (address,) = text
-        return address.decode()
+        (encoded,) = text
+        address = encoded.decode()
     except ValueError:  # UnicodeDecodeError is one
         raise Refusal("SOURCE is one address, as UTF-8", codes.INVALID_ARG) from None
+    scheme_of(address)
+    return address
 
 
 class VideoBackend(StreamingBackend):

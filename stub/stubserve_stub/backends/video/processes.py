@@ -153,10 +153,15 @@ class Player:
         self.counts = slot.counts
         self.picture = slot.picture
         is_address = isinstance(given, str)
-        with contextlib.suppress(ConnectionError):  # it has died, which the next record says
+        try:
             line.send(messages.pack((given if is_address else len(given), pictures)))
             for start in range(0, 0 if is_address else len(given), MOST_BYTES):
                 line.send(given[start : start + MOST_BYTES])
+        except ConnectionError:
+            pass  # it has died, which the next record says
+        except BaseException:
+            self.close()
+            raise
 
     def receive(self) -> Optional[Record]:
         """The next record; None where none has come for a moment. Raises Refusal when the player has died."""

@@ -81,7 +81,7 @@ class Sources:
 
     def open(self, given: Given) -> "VideoSource":
         """Raises Refusal for what may not be opened, is no video, or fails."""
-        scheme = _scheme_of(given) if isinstance(given, str) else ""
+        scheme = scheme_of(given) if isinstance(given, str) else ""
         options = {**_LIMITS, "max_pixels": str(self._options.max_pixels)}
         file: Any = given
         with self._refusing():
@@ -230,7 +230,7 @@ class VideoSource:
             return []
 
 
-def _scheme_of(address: str) -> str:
+def scheme_of(address: str) -> str:
     """Raises Refusal for an address that has no scheme of a source."""
     scheme = address.partition(":")[0].lower()
     if len(address) > _LONGEST or any(ord(letter) < 33 for letter in address):

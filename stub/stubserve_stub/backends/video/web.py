@@ -100,8 +100,9 @@ def split(url: str, schemes: Any) -> urllib.parse.SplitResult:
     try:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme in schemes and parts.hostname and parts.port != 0:
+            parts.hostname.encode("idna")
             return parts
-    except ValueError:  # a port that is no number, half an IPv6 address
+    except ValueError:  # a port that is no number, half an IPv6 address, a name that is none
         pass
     raise Refusal(f"a source leads to an address that is none of {', '.join(schemes)}", codes.INVALID_ARG)
 

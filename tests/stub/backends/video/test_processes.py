@@ -133,6 +133,12 @@ def test_as_many_as_the_instance_may_have(players: Players) -> None:
             player.close()
 
 
+def test_one_that_cannot_be_told_what_to_play_keeps_no_place(players: Players) -> None:
+    for _ in range(5):
+        with pytest.raises(OSError, match="too long"):
+            players.start(-1, "a" * (1 << 20), False)
+
+
 def test_they_end_with_their_stub() -> None:
     told, tell = os.pipe()
     stub = os.fork()
