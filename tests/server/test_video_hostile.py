@@ -48,7 +48,7 @@ def models(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models")
     write_model(path, "patient", "", config(files=clips, rtsp="tcp", **PATIENT))
     write_model(path, "udp", "", config(rtsp="udp", **PATIENT))
-    write_model(path, "small", "", config(max_memory_mb=100, **PATIENT))
+    write_model(path, "small", "", config(max_memory_mb=100, threads=1, **PATIENT))
     return path
 
 
@@ -253,6 +253,18 @@ def test_what_is_no_address_costs_nothing(serving: Serving, source: str) -> None
         assert "SOURCE has blanks, or is longer" in (text := refusal(serving, "patient", source)) or "none of" in text
     assert serving.output.count("\n") == lines
     assert numbers_of(follow(serving, "patient", "file:a.mp4", ["NUMBER"])) == list(range(50))
+
+
+def test_pictures_are_made_without_threads(serving: Serving) -> None:
+    """On a large machine PyAV would take a thread of each core, and the stacks count as memory of the source."""
+    made = Camera()
+    with web(Path("."), live=made.serve) as port, made.running():
+        with following(serving, "small", f"http://127.0.0.1:{port}/live", ["FRAME", "NUMBER"]) as stream:
+            stream.frame()
+            (player,) = players(serving)
+            threads = len(os.listdir(f"/proc/{player}/task"))
+        made.cut()
+        assert threads == 1
 
 
 def test_a_crash_ends_one_stream(serving: Serving, clips: Path) -> None:

@@ -25,6 +25,9 @@ class Pictures:
         # Each keeps the tables of one kind of picture.
         reformatter = import_package("av.video.reformatter", "video").VideoReformatter
         self._scaler, self._shrinker = reformatter(), reformatter()
+        # From this version on a reformatter takes a thread for each core, whose stacks count as memory of the source.
+        is_threaded = int(import_package("av", "video").__version__.partition(".")[0]) >= 17
+        self._alone = {"threads": 1} if is_threaded else {}
         self._format = "bgr24" if options.color == "BGR" else "rgb24"
         self._before: Optional[np.ndarray] = None
         self._now: Optional[np.ndarray] = None
@@ -36,7 +39,7 @@ class Pictures:
         """
         options = self._options
         width, height, left, top = self._place(frame.width, frame.height)
-        scaled = self._scaler.reformat(frame, width, height, self._format, interpolation="BILINEAR").to_ndarray()
+        scaled = self._reformat(self._scaler, frame, width, height, self._format, "BILINEAR")
         whole = (options.height, options.width) if options.letterbox else (height, width)
         channels_first = options.layout == "NCHW"
         shape = [3, *whole] if channels_first else [*whole, 3]
@@ -51,6 +54,13 @@ class Pictures:
         else:
             part[:] = scaled
         return shape, [width / frame.width, height / frame.height, left, top]
+
+    def _reformat(
+        self, reformatter: Any, frame: Any, width: int, height: int, pixels: str, interpolation: str
+    ) -> np.ndarray:
+        made = reformatter.reformat(frame, width, height, pixels, interpolation=interpolation, **self._alone)
+        array: np.ndarray = made.to_ndarray()
+        return array
 
     def _place(self, source_width: int, source_height: int) -> Tuple[int, int, int, int]:
         """Width, height, left and top of the source's picture within the tensor's."""
@@ -76,8 +86,7 @@ class Pictures:
         if not self._options.motion:
             return True
         width, height = _SMALL
-        small = self._shrinker.reformat(frame, width, height, "gray", interpolation="AREA")
-        self._now = small.to_ndarray().astype(np.int16)
+        self._now = self._reformat(self._shrinker, frame, width, height, "gray", "AREA").astype(np.int16)
         if self._before is None:
             return True
         changed = np.count_nonzero(np.abs(self._now - self._before) > _CHANGED)
