@@ -133,7 +133,8 @@ class Remote:
         said = request._said()
         parameters: Dict[str, Any] = dict(said.parameters or {})
         hops = parameters.get(_HOPS)
-        parameters[_HOPS] = hops + 1 if type(hops) is int else 1
+        # A client may say it as well, but not that there is more room than for a request of its own.
+        parameters[_HOPS] = max(hops, 0) + 1 if type(hops) is int else 1
         if parameters[_HOPS] > _MOST_HOPS:
             raise Refusal(
                 f"{self._where}: the request has come through {hops} remote models, as if these asked each other in a "
@@ -216,7 +217,7 @@ class Remote:
                 for name in _OF_OTHERS:
                     tensor.pop(name, None)
             config = {name: found[name] for name in _OF_CALLERS if name in found}
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise self._refusal("the other server has described it in a way that is none", error) from None
         if decoupled:
             raise Refusal(f"{self._where} answers with any number of responses, and a remote model has one")
