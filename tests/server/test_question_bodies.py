@@ -6,11 +6,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 
-from tests.real_server import Serving, write_model
+from tests.real_server import Answer, Serving, binary_output, write_model
 
 REGION = "/v2/systemsharedmemory/region/a"
+PAD = b"x" * 5_000
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +56,57 @@ def test_a_load_has_few_values(serving: Serving) -> None:
     assert config.status == 200
     long = {"parameters": {"config": json.dumps({"max_batch_size": 0}), "file:1/model.py": "AAAA" * 100_000}}
     assert "no model" not in serving.request("POST", path, json.dumps(long).encode()).error
+
+
+# JSON as Triton takes it and orjson does not: a number that is none, a name twice, bytes that are not UTF-8
+ODD = [
+    b'{"x":[' + b"[]," * 2_000 + b"NaN]}",
+    b'{"x":1,"x":"' + b" " * 5_000 + b'"}',
+    b'{"x":"' + b"\\n" * 2_500 + b'\xff"}',
+]
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_a_question_has_little_json_that_is_odd(serving: Serving, text: bytes) -> None:
+    answer = serving.request("POST", "/v2/repository/index", text)
+    assert answer.status == 400
+    assert answer.error == (
+        f"request JSON of {len(text)} bytes is not plain JSON, or has a name twice in one object; here such JSON may "
+        "have 4096 bytes"
+    )
+
+
+def test_another_process_reads_odd_json_that_is_not_short(tmp_path: Path) -> None:
+    write_model(tmp_path, "echo")
+    with Serving(tmp_path) as server:
+        server.wait_until_ready()
+
+        def reads_elsewhere() -> bool:
+            children = psutil.Process(server.process.pid).children(recursive=True)
+            return any("stubserve.http.json.worker" in child.cmdline() for child in children)
+
+        def infer(count: int) -> Answer:
+            numbers = b",".join([b"1.5", b"NaN"] * count)
+            one = b'{"name":"INPUT0","datatype":"FP32","shape":[%d],"data":[%b]}' % (2 * count, numbers)
+            body = b'{"inputs":[%b],"outputs":[{"name":"OUTPUT0","parameters":{"binary_data":true}}]}' % one
+            return server.request("POST", "/v2/models/echo/infer", body)
+
+        def generate(text: bytes) -> Answer:
+            return server.request("POST", "/v2/models/echo/generate", b'{"INPUT0":[1,2],"long":"%b",%b}' % (PAD, text))
+
+        assert [answer.status for answer in (infer(100), server.request("POST", "/v2/models/echo/infer", b"{]"))] == [
+            200,
+            500,
+        ]
+        assert not reads_elsewhere()
+        values = binary_output(infer(1_000))
+        assert values[0] == 1.5
+        assert np.isnan(values[1])
+        assert reads_elsewhere()
+        first = generate(b'"x":1,"x":2')
+        assert (first.status, first.json()["OUTPUT0"]) == (200, [1.0, 2.0])
+        refused = generate(b'"x":NaN,]')
+        assert refused.status == 500
+        assert refused.error.startswith(
+            "failed to parse the request JSON buffer: Missing a name for object member. at "
+        )

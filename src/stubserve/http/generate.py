@@ -21,7 +21,9 @@ from stubserve.api.placement import BodyPlacer
 from stubserve.errors import ServeError
 from stubserve.http.generate_decode import decode_generate
 from stubserve.http.generate_encode import document_steps, encode_document, is_large
+from stubserve.http.infer_encode import encode_error
 from stubserve.http.json import text as json_text
+from stubserve.http.json.values import ODD_BYTES, OddJson
 from stubserve.http.message import JSON, Reply, RequestHead
 from stubserve.inference.call import Call
 from stubserve.inference.long_work import LARGE_BYTES, LongWork
@@ -41,8 +43,8 @@ _NOT_ONE = (
 class GenerateCall(Call):
     """One call. `start` raises ServeError; otherwise responses come in until `complete`, and each sets `news`.
 
-    A large request may also be refused later: `begun` raises that error. `on_complete` is called at the end, unless the
-    client has gone; with it there is no `news`, and no large request.
+    A request that is large, or odd JSON, may also be refused later: `begun` raises that error. `on_complete` is called
+    at the end, unless the client has gone; with it there is no `news`, and `reply` has that error, too.
     """
 
     protocol = "HTTP"
@@ -94,7 +96,11 @@ class GenerateCall(Call):
         else:
             placer = BodyPlacer(b"", None, 0, self._server.store)
             try:
-                request = self._as_headers_say(decode_generate(body, self.model.signature, placer))
+                request = self._as_headers_say(decode_generate(body, self.model.signature, placer, ODD_BYTES))
+            except OddJson:
+                assert isinstance(body, bytes)
+                self.begin_later(self._read_later(body))
+                return
             except BaseException as error:
                 self._let_go()
                 if isinstance(error, ServeError):
@@ -125,6 +131,8 @@ class GenerateCall(Call):
         self._refusal = error
         if self.news is not None:
             self.news.set()
+        elif self._on_complete is not None:
+            self._on_complete(self)
 
     async def begun(self) -> None:
         """Waits until the request has reached its model. Raises ServeError if it is refused."""
@@ -175,6 +183,8 @@ class GenerateCall(Call):
 
     def reply(self) -> Reply:
         """The reply of `generate`, once the call is complete: in chunks, as upstream."""
+        if self._refusal is not None:
+            return encode_error(self._refusal)
         body = self.answer()
         size = sum(map(len, body))
         reply = Reply(self.status or 200, JSON, None, [b"%x\r\n" % size, *body, b"\r\n0\r\n\r\n"])

@@ -6,7 +6,7 @@ of inference: upstream passes `sequence_id`, `priority` and names of its own on 
 
 from __future__ import annotations
 
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from stubserve_stub.wire.datatypes import BY_NUMBER
@@ -25,12 +25,12 @@ from stubserve.inference.tensor import Tensor
 NESTED = "parameters"
 
 
-def decode_generate(body: bytes | dict[str, Any], signature: Accepts, placer: Placer) -> Request:
+def decode_generate(body: bytes | dict[str, Any], signature: Accepts, placer: Placer, most_odd: float = inf) -> Request:
     """The request, not yet admitted; its tensors hold their blocks. If it raises ServeError, nothing is held.
 
-    `body` may be the object itself.
+    `body` may be the object itself. Raises OddJson as `parse_json`, for more than `most_odd` bytes.
     """
-    document = parse_json(body) if isinstance(body, bytes) else body
+    document = parse_json(body, most_odd) if isinstance(body, bytes) else body
     if not isinstance(document, dict):
         raise internal("attempt to get members for non-object")
     id = find(document, "id")

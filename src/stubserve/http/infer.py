@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable
 from functools import partial
+from math import inf
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.api.placement import BodyPlacer, ReplyFormat, Store
@@ -27,6 +28,7 @@ from stubserve.http.compression import Keep, Place, RestOfContent, choose, compr
 from stubserve.http.infer_encode import encode, encode_error, encode_steps, in_heap, is_large
 from stubserve.http.infer_json import decode_json
 from stubserve.http.infer_raw import decode_raw
+from stubserve.http.json.values import ODD_BYTES, OddJson
 from stubserve.http.message import Reply, RequestHead
 from stubserve.inference.call import Call
 from stubserve.inference.long_work import LARGE_BYTES, LongWork, finish, uncounted
@@ -95,10 +97,21 @@ class HttpInferCall(Call):
             if text_size > FREE_BYTES:
                 self.share()
             request, self.reply_format = decode(
-                body, json_length, signature, block, offset, server.store, server.max_input_size, server.regions
+                body,
+                json_length,
+                signature,
+                block,
+                offset,
+                server.store,
+                server.max_input_size,
+                server.regions,
+                ODD_BYTES,
             )
             if server.http_forwarding is not None:
                 request = server.http_forwarding.forward(request, head.headers)
+        except OddJson:
+            self.begin_later(self._read_later(body, block, offset, None), block)
+            return
         except BaseException as error:
             self._let_go()
             if isinstance(error, ServeError):
@@ -138,15 +151,27 @@ class HttpInferCall(Call):
         text_size = len(body) if json_length is None else json_length
         if text_size > FREE_BYTES:
             self.share()
-        if LARGE_BYTES < text_size <= server.max_input_size:
+        takes_long = LARGE_BYTES < text_size <= server.max_input_size
+        if not takes_long:
+            try:
+                request, self.reply_format = decode(
+                    body,
+                    json_length,
+                    signature,
+                    block,
+                    offset,
+                    server.store,
+                    server.max_input_size,
+                    server.regions,
+                    ODD_BYTES,
+                )
+            except OddJson:
+                takes_long = True
+        if takes_long:
             placer = BodyPlacer(body, block, offset, server.store, server.regions)
             text = memoryview(body)[:text_size]
             reading = server.large_json.read_infer(text, signature, placer, server.max_input_size, block)
             request, self.reply_format = yield reading
-        else:
-            request, self.reply_format = decode(
-                body, json_length, signature, block, offset, server.store, server.max_input_size, server.regions
-            )
         try:
             if self._head.infer is not None:
                 self.model = server.find_model(*self._head.infer)  # the model may have been loaded anew meanwhile
@@ -203,8 +228,11 @@ def decode(
     store: Store,
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE,
     regions: ClientRegions | None = None,
+    most_odd: float = inf,
 ) -> tuple[Request, ReplyFormat]:
-    """Reads one inference request, and the form that its reply is to have. Raises ServeError.
+    """Reads one inference request, and the form that its reply is to have.
+
+    Raises ServeError; OddJson as `parse_json`, for more than `most_odd` bytes.
 
     `body` is the whole, decompressed body. Its first `json_length` bytes are JSON (None: all of it; 0: raw mode). With
     `block`, the body lies in it at arena offset `body_offset`, and binary tensors stay there. Without, `store` puts
@@ -227,7 +255,7 @@ def decode(
         if found is not None:
             return found
         placer.undo()
-        return decode_json(header, signature, placer, max_input_size)
+        return decode_json(header, signature, placer, max_input_size, most_odd)
     except BaseException:
         placer.undo()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER
@@ -26,9 +27,14 @@ _CONTENT_FIELDS = (
 )
 
 
-def decode_json(header: bytes, signature: Accepts, placer: Placer, max_input_size: int) -> tuple[Request, ReplyFormat]:
-    """The request that a JSON header and what lies behind it describe. Raises ServeError."""
-    document = parse_json(header)
+def decode_json(
+    header: bytes, signature: Accepts, placer: Placer, max_input_size: int, most_odd: float = inf
+) -> tuple[Request, ReplyFormat]:
+    """The request that a JSON header and what lies behind it describe.
+
+    Raises ServeError; OddJson as `parse_json`, for more than `most_odd` bytes.
+    """
+    document = parse_json(header, most_odd)
     id = find(document, "id")
     # Upstream's strings end at a NUL.
     id = "" if id is UNSET else as_string(id, "id").partition("\0")[0]

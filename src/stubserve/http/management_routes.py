@@ -15,7 +15,7 @@ from stubserve.api.access import AUTHORIZATION
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, internal, invalid, unavailable
 from stubserve.http.asgi_request import QUESTION_BYTES, body_of, json_response
-from stubserve.http.json.values import UNSET, find, is_uint, parse_json
+from stubserve.http.json.values import ODD_BYTES, UNSET, find, is_uint, parse_json
 from stubserve.inference.served_model import ServedModel
 from stubserve.memory import client_regions
 from stubserve.model_config.render import model_metadata, to_json_dict
@@ -85,7 +85,7 @@ class ManagementRoutes:
 
     async def index(self, request: Request) -> Response:
         async with body_of(request, self._server, QUESTION_BYTES) as body:
-            only_ready = find(parse_json(body), "ready") if body else UNSET
+            only_ready = find(parse_json(body, ODD_BYTES), "ready") if body else UNSET
         if only_ready is UNSET:
             only_ready = False
         elif not isinstance(only_ready, bool):
@@ -211,7 +211,7 @@ def _load_parameters(body: bytes) -> tuple[str | None, dict[str, bytes]]:
 def _unload_dependents(body: bytes) -> bool:
     """Whether to unload the members of an ensemble as well. A body without sense is a no, as upstream."""
     try:
-        parameters = find(parse_json(body), "parameters") if body else UNSET
+        parameters = find(parse_json(body, ODD_BYTES), "parameters") if body else UNSET
     except ServeError:
         return False
     return isinstance(parameters, dict) and parameters.get("unload_dependents") is True
@@ -228,7 +228,7 @@ def _from_base64(name: str, text: str) -> bytes:
 
 def _log_settings(body: bytes) -> dict[str, Any]:
     """The settings to change, for `LogSettings.update`; null keeps one. Raises ServeError with upstream's texts."""
-    document = parse_json(body)
+    document = parse_json(body, ODD_BYTES)
     changes: dict[str, Any] = {}
     if find(document, "log_file") not in (UNSET, None):
         raise management.fixed_log_file()
@@ -252,7 +252,7 @@ def _log_settings(body: bytes) -> dict[str, Any]:
 
 def _trace_settings(body: bytes) -> dict[str, Any]:
     """The fields to change, for `Tracing.update`; None resets a field. Raises ServeError with upstream's texts."""
-    document = parse_json(body)
+    document = parse_json(body, ODD_BYTES)
     changes: dict[str, Any] = {}
     if find(document, "trace_file") is not UNSET:
         raise management.fixed_trace_file()
@@ -282,7 +282,7 @@ def _shown(settings: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 
 def _region_parameters(body: bytes) -> tuple[str, int, int]:
     """Key, offset and size of a region. Raises ServeError with upstream's texts."""
-    document = parse_json(body)
+    document = parse_json(body, ODD_BYTES)
     key = _given(document, "key")
     if not isinstance(key, str):
         raise _wrong("string")
@@ -293,7 +293,7 @@ def _region_parameters(body: bytes) -> tuple[str, int, int]:
 
 def _cuda_region_parameters(body: bytes) -> tuple[bytes, int, int]:
     """Handle, GPU and size of a region. Raises ServeError with upstream's texts."""
-    document = parse_json(body)
+    document = parse_json(body, ODD_BYTES)
     text = _given(_given(document, "raw_handle"), "b64")
     try:
         raw = base64.b64decode(text if isinstance(text, str) else "", validate=True)

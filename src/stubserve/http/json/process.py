@@ -2,7 +2,8 @@
 
 orjson holds the interpreter's lock while it reads: for 64 MiB of numbers the server would answer nobody for more than a
 second, and need half a gigabyte of memory. A thread would not help, and reading a document in pieces needs a parser of
-our own. So the text goes to a worker (`worker`). Back come the request and the bytes of its tensors, which are received
+our own. JSON that orjson does not read alone takes a thousand times as long for each byte, so a few KiB of it count as
+large (`values.ODD_BYTES`). So the text goes to a worker (`worker`). Back come the request and the bytes of its tensors, which are received
 into the arena.
 
 The worker starts with the first large document and ends when there was none for IDLE_S. It reads one at a time. If a

@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from typing import Any, Final
 
 import orjson
 
-from stubserve.errors import ServeError, internal, invalid
+from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.http.json import rapidjson_errors
 
 UNSET: Final = object()
+
+# A longer text that orjson does not read alone takes a millisecond and more for each of these lengths.
+ODD_BYTES = 4 * 1024
 
 # The beginning of every escaped colon
 ESCAPED_COLON = b"\\u003"
@@ -23,11 +27,26 @@ _UINT64_MAX = (1 << 64) - 1
 _INT64_MAX = (1 << 63) - 1
 
 
-def parse_json(text: bytes) -> Any:
-    """A JSON document; of equal names in one object the first counts, as in upstream. Raises ServeError."""
+class OddJson(ServeError):
+    """A text is not plain JSON, or has a name twice, and is too long to be read beside other work."""
+
+    def __init__(self, nbytes: int, most: float) -> None:
+        super().__init__(
+            Code.INVALID_ARG,
+            f"request JSON of {nbytes} bytes is not plain JSON, or has a name twice in one object; here such JSON may "
+            f"have {most:g} bytes",
+        )
+
+
+def parse_json(text: bytes, most: float = math.inf) -> Any:
+    """A JSON document; of equal names in one object the first counts, as in upstream.
+
+    Raises ServeError; OddJson for a text that orjson does not read alone and that is longer than `most` bytes.
+    """
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError:
+        _check_odd(text, most)
         return rapidjson_errors.parse(text)
     try:
         # If a name occurs twice, orjson silently keeps the last. But both colons are there to be counted.
@@ -35,9 +54,15 @@ def parse_json(text: bytes) -> Any:
         colons = text.count(b":")
         if members == colons or (ESCAPED_COLON not in text and members == colons - _colons_in_strings(document)):
             return document
+        _check_odd(text, most)
         return json.loads(text, object_pairs_hook=_first_of_each)
     except RecursionError:
         raise invalid(rapidjson_errors.NESTING_TEXT) from None
+
+
+def _check_odd(text: bytes, most: float) -> None:
+    if len(text) > most:
+        raise OddJson(len(text), most)
 
 
 def _members(value: Any) -> int:

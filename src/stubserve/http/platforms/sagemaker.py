@@ -22,7 +22,7 @@ from stubserve.api.access import Access
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, invalid
 from stubserve.http.asgi_request import QUESTION_BYTES, body_of, guarded, json_response, not_allowed
-from stubserve.http.json.values import UNSET, find, parse_json
+from stubserve.http.json.values import ODD_BYTES, UNSET, find, parse_json
 from stubserve.http.platforms.forward import Forward, nothing, refused
 from stubserve.loading.control import ModelControl
 
@@ -132,7 +132,7 @@ def _told(name: str, url: str) -> dict[str, str]:
 
 def _asked(body: bytes) -> tuple[str, str]:
     """Name and folder of a model to load. Raises ServeError."""
-    document = parse_json(body)
+    document = parse_json(body, ODD_BYTES)
     values: dict[str, str] = {}
     for member in ("model_name", "url"):
         value = find(document, member)
