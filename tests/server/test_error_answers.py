@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.real_server import Serving, io_config, write_model
+from tests.real_server import Serving, binary_request, io_config, write_model
 from tests.server.ensembles import run, write_chain
 from tests.server.grpc_calls import connected, request
+from tests.server.openai_models import text_input, write_words
 
 # Answers with the error whose number it is given.
 ANSWERS = """
@@ -63,6 +66,7 @@ WORDS = """
     model_transaction_policy { decoupled: true }
 """
 INVALID_ARG, UNAVAILABLE = 3, 4
+MOST_BYTES = 100_000
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +77,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     write_model(repository, "streams", STREAMS, io_config(extra="model_transaction_policy { decoupled: true }"))
     write_model(repository, "words", STREAMS, WORDS)
     write_chain(repository, "whole", "answers")
-    with Serving(repository, "--openai") as running:
+    write_model(repository, "halves", config=io_config("FP16"))
+    write_words(repository, "plain", text_input("text_input"))
+    with Serving(repository, "--openai", f"--http-max-input-size={MOST_BYTES}") as running:
         running.wait_until_ready()
         yield running
 
@@ -143,6 +149,21 @@ def grpc_stream(server: Serving) -> None:
         assert [bool(answer.error_message) for answer in answers] == [True, True]
 
 
+def refuse_a_long_name(server: Serving) -> None:
+    body = b'{"inputs":[],"x":"%b"}' % (b"x" * MOST_BYTES)
+    answer = server.request("POST", "/v2/models/answers/infer", gzip.compress(body), {"Content-Encoding": "gzip"})
+    assert (answer.status, "exceeds the maximum" in answer.error) == (400, True)
+
+
+def answer_that_json_cannot_have(server: Serving) -> None:
+    path, body, headers = binary_request("halves", np.ones(2, np.float16), "FP16", outputs=[{"name": "OUTPUT0"}])
+    assert server.request("POST", path, body, headers).status == 400
+
+
+def openai_lacks_logprobs(server: Serving) -> None:
+    assert post(server, "/v1/completions", {"model": "plain", "prompt": "x", "logprobs": 1}) == 400
+
+
 def call_of_a_model(server: Serving) -> None:
     assert run(server, "calls", UNAVAILABLE).status == 200
 
@@ -163,6 +184,9 @@ def step_of_an_ensemble(server: Serving) -> None:
         (generate_what_cannot_be_read, {("answers", "INTERNAL"): 1}),
         (generate_stream, {("streams", "UNAVAILABLE"): 1}),
         (openai, {("words", "UNAVAILABLE"): 1}),
+        (refuse_a_long_name, {("answers", "INVALID_ARG"): 1}),
+        (answer_that_json_cannot_have, {("halves", "INVALID_ARG"): 1}),
+        (openai_lacks_logprobs, {("plain", "INVALID_ARG"): 1}),
         (grpc, {("answers", "INVALID_ARG"): 1}),
         (grpc_refuses, {("answers", "INVALID_ARG"): 1}),
         (grpc_stream, {("answers", "INVALID_ARG"): 2}),
@@ -191,6 +215,13 @@ def test_the_status_page_has_the_last_error_of_each_code(server: Serving) -> Non
     said = errors[f"model 'answers' version 1 answered INVALID_ARG: this is {INVALID_ARG}"]
     assert said["count"] == counted(server)["answers", "INVALID_ARG"]
     assert next(iter(errors)).startswith("model 'answers'"), "the newest comes first"
+
+
+def test_the_status_page_quotes_bytes_that_are_no_text(server: Serving) -> None:
+    body = b'{"inputs":[{"name":"\xff<b>","datatype":"FP32","shape":[1],"data":[0]}]}'
+    assert server.request("POST", "/v2/models/answers/infer", body).status == 400
+    errors = server.metrics("/status.json").json()["errors"]
+    assert "'?<b>'" in errors[0]["text"]
 
 
 def test_all_codes_of_triton_are_there_before_the_first_error(server: Serving) -> None:

@@ -171,15 +171,18 @@ class Call:
         return self._share
 
     def as_answer(self, error: BaseException, encoding: bool = False) -> ServeError:
-        """The error as the client gets it. A fault of the server, such as an error while `encoding`, is logged."""
-        if isinstance(error, ServeError):
-            return error.with_traceback(None)  # the traceback knows the frames that keep the error
+        """The error as the client gets it, counted. A fault of the server, such as while `encoding`, is logged."""
         model = self.model.signature.model
-        if encoding:
+        if isinstance(error, ServeError):
+            answer = error.with_traceback(None)  # the traceback knows the frames that keep the error
+        elif encoding:
             log.error("the answer of model '%s' could not be encoded", model, exc_info=error)
-            return internal("unexpected error while the answer was encoded; see the server's log")
-        log.error("a request to model '%s' failed inside the server", model, exc_info=error)
-        return internal("unexpected error while the request was handled; see the server's log")
+            answer = internal("unexpected error while the answer was encoded; see the server's log")
+        else:
+            log.error("a request to model '%s' failed inside the server", model, exc_info=error)
+            answer = internal("unexpected error while the request was handled; see the server's log")
+        self.model.statistics.record_error(answer)
+        return answer
 
     # What is different from one kind of call to the next
 
@@ -232,9 +235,7 @@ class Call:
             except ServeError as refusal:
                 self.refused(refusal)
         if error is not None and not gone:
-            answer = self.as_answer(error)
-            self.model.statistics.record_error(answer)
-            self.refused(answer)
+            self.refused(self.as_answer(error))
         if block is not None:
             block.drop()
 

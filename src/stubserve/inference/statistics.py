@@ -203,10 +203,13 @@ class ModelStatistics:
 
     def record_error(self, error: ServeError) -> None:
         """Counts an answer that is an error, whoever made it: the model, or the server for it."""
-        answers = self.errors.setdefault(error.code, ErrorAnswers())
+        # Codes that only some protocols tell apart are INVALID_ARG to the others.
+        code = error.code if error.code <= Code.CANCELLED else Code.INVALID_ARG
+        answers = self.errors.setdefault(code, ErrorAnswers())
         answers.count += 1
         answers.last_s = time.time()
-        answers.text = error.message[:_TEXT_LENGTH]
+        # It may quote bytes that are not UTF-8, which no page can show.
+        answers.text = error.message[:_TEXT_LENGTH].encode("utf-8", "replace").decode()
 
     def to_dict(self, model: str, version: int) -> dict[str, Any]:
         """One entry of `model_stats`, keys in upstream's order."""

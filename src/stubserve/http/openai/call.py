@@ -143,11 +143,12 @@ class OpenAiCall(GenerateCall):
         if self._is_over():
             return
         lead = self._lead or self
+        if response.error is not None:
+            made = response.error
+        if isinstance(made, ServeError):
+            lead.fail(made.with_traceback(None))
+            return
         try:
-            if response.error is not None:
-                raise response.error
-            if isinstance(made, ServeError):
-                raise made
             self._keep(made, sum([tensor.nbytes for tensor in response.outputs]))
             writer = self._writer
             if writer.says:
