@@ -210,7 +210,7 @@ def test_a_chat_template_that_does_not_end_costs_one_request(monkeypatch: pytest
     async def act(reading: Reading) -> None:
         async def text(template: str) -> str:
             given = ("m", template, {"bos_token": "<s>"})
-            return await reading.process.chat_text(given, '[{"role": "user"}]', "", reading.memory.store)
+            return await reading.process.chat_text(given, '[{"role": "user"}]', "", MIB, reading.memory.store)
 
         long = "x" * 100_000
         assert await text("{{ bos_token }}{{ messages[0].role }}" + long) == "<s>user" + long

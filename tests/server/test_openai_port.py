@@ -30,13 +30,15 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     folder = write_words(repository, "templated", text, text="text_input")
     config = {"bos_token": {"content": "show "}, "chat_template": TEMPLATE, "added_tokens_decoder": {}}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    twice = write_words(repository, "twice", text_input("text_input"))
+    (twice / "chat_template.jinja").write_text("{{ messages[0].content * 2 }}")
     broken = write_words(repository, "broken", text_input("text_input"))
     (broken / "chat_template.jinja").write_text("{% if %}")
     unread = write_words(repository, "unread", text_input("text_input"))
     (unread / "1" / "tokenizer_config.json").write_text("{")
     restricted = ["--openai-restricted-api", "model-repository", "admin-key", "admin-value"]
     explicit = ["--model-control-mode=explicit", "--load-model=words", "--load-model=chat", "--load-model=single"]
-    explicit += ["--load-model=templated", "--load-model=broken", "--load-model=unread"]
+    explicit += ["--load-model=templated", "--load-model=broken", "--load-model=unread", "--load-model=twice"]
     with Serving(repository, "--openai-port=0", "--http-max-input-size=100000", *restricted, *explicit) as server:
         server.wait_until_ready()
         yield server
@@ -124,6 +126,7 @@ def test_restricted_routes(serving: Serving) -> None:
         ({"messages": [{}]}, 422, "Field required"),
         ({"model": 5}, 422, "Input should be a valid string"),
         ({"ignore_eos": 123}, 422, "'ignore_eos': expected `bool | null`, got `int`"),
+        ({"tool_choice": "x - at `$.y"}, 422, "'tool_choice': invalid enum value 'x - at `$.y'"),
         ({"top_logprobs": 2}, 400, "`top_logprobs` can only be used when `logprobs` is True"),
         ({"model": "nosuch"}, 400, "Request for unknown model: 'nosuch' is not found"),
     ],
@@ -161,6 +164,15 @@ def test_a_chat_is_rendered_by_the_template_of_the_model(serving: Serving) -> No
         'two<assistant>[{"type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}]f<assistant>',
     ]
     assert given["stop_words"] == ["x", "y"]
+
+
+def test_a_chat_that_its_template_makes_too_large(serving: Serving) -> None:
+    answer = chat(serving, {"role": "user", "content": "x" * 60_000}, model="twice")
+    assert answer.status == 413
+    assert answer.json()["error"]["message"] == (
+        "a chat for model 'twice', rendered by its template, of 120000 bytes exceeds the maximum allowed input size of "
+        "100000 bytes. Use --http-max-input-size to increase the limit."
+    )
 
 
 def test_what_a_template_refuses(serving: Serving) -> None:

@@ -171,6 +171,11 @@ def test_headers_go_before_what_the_body_says(serving: Serving, way: Way) -> Non
     assert {name.lower(): value for name, value in seen.items()} == {"own": 1, "x-user": "me"}
 
 
+@pytest.mark.parametrize("way", [way for way in HTTP_WAYS if way is not sagemaker])
+def test_headers_keep_the_spelling_of_the_client(serving: Serving, way: Way) -> None:
+    assert way(serving, {}, {"X-User": "me"})[0] == {"X-User": "me"}
+
+
 @EVERY_WAY
 def test_reserved_headers_are_refused(serving: Serving, way: Way) -> None:
     refusal = "Header 'triton_own' is reserved for Triton usage and cannot be forwarded."

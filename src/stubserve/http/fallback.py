@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
@@ -14,8 +14,10 @@ from uvicorn.server import ServerState
 
 from stubserve.api.access_log import log_answer
 
-# The scope's key for the request id, which a route sets
+# The scope's keys for the request id, which a route sets, and for the headers as they came. ASGI has names in lower
+# case, and a model that gets headers is to see the client's spelling, whichever way the request goes.
 REQUEST_ID = "stubserve.request_id"
+HEADERS = "stubserve.headers"
 
 
 def uvicorn_config(app: Any, logs_access: bool, **more: Any) -> Config:
@@ -54,6 +56,15 @@ class Fallback(HttpToolsProtocol):
         self.on_done = on_done
         self.connection_made(transport)
         self.connections.discard(self)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._as_sent: list[tuple[bytes, bytes]] = []
+        cast(dict[str, Any], self.scope)[HEADERS] = self._as_sent
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._as_sent.append((name, value))
 
     def close_after_answer(self) -> None:
         """Lets the answer to this request say that the connection is closed."""

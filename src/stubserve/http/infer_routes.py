@@ -12,7 +12,7 @@ from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, invalid
 from stubserve.http.asgi_request import body_of, client_of, find_model, peer_of, response_of
 from stubserve.http.body import place, refusal
-from stubserve.http.fallback import REQUEST_ID
+from stubserve.http.fallback import HEADERS, REQUEST_ID
 from stubserve.http.generate import EventStream, GenerateCall, generate
 from stubserve.http.infer import HttpInferCall
 from stubserve.http.message import RequestHead
@@ -123,7 +123,7 @@ class GenerateRoute:
 def head_of(request: Request) -> RequestHead:
     """The head of a request in plain ASGI, as far as inference needs it."""
     head = RequestHead()
-    head.headers = request.headers.raw
+    head.headers = request.scope.get(HEADERS, request.headers.raw)
     head.accept_encoding = _header(request, "accept-encoding")
     head.content_encoding = _header(request, "content-encoding")
     head.header_length = _header(request, "inference-header-content-length")

@@ -3,8 +3,8 @@
 orjson holds the interpreter's lock while it reads: for 64 MiB of numbers the server would answer nobody for more than a
 second, and need half a gigabyte of memory. A thread would not help, and reading a document in pieces needs a parser of
 our own. JSON that orjson does not read alone takes a thousand times as long for each byte, so a few KiB of it count as
-large (`values.ODD_BYTES`). So the text goes to a worker (`worker`). Back come the request and the bytes of its tensors, which are received
-into the arena.
+large (`values.ODD_BYTES`). So the text goes to a worker (`worker`). Back come the request and the bytes of its tensors,
+which are received into the arena.
 
 The worker starts with the first large document and ends when there was none for IDLE_S. It reads one at a time. If a
 document kills the worker, only that request fails, and the next one gets a new worker. It has the priority of any other
@@ -85,13 +85,16 @@ class JsonProcess:
         return unpack_asked(request)
 
     async def chat_text(
-        self, template: tuple[str, str, dict[str, str]], messages: str, tools: str, store: Store
+        self, template: tuple[str, str, dict[str, str]], messages: str, tools: str, most: int, store: Store
     ) -> str:
-        """As `openai.chat_template.render`. A template that takes too long ends the worker. Raises ServeError."""
+        """As `openai.chat_template.render`, up to `most` bytes. A template that takes too long ends the worker.
+
+        Raises ServeError.
+        """
         text = memoryview(f"{messages}\0{tools}".encode())
         placer = BodyPlacer(b"", None, 0, store)
         try:
-            request, _ = await self._read((CHAT_TEXT, template, 0, 0), text, placer, None, CHAT_S)
+            request, _ = await self._read((CHAT_TEXT, template, 0, most), text, placer, None, CHAT_S)
         except TimeoutError:
             raise internal(f"the chat template of model '{template[0]}' took longer than {CHAT_S:g} s") from None
         (tensor,) = request.inputs

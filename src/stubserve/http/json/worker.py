@@ -20,6 +20,7 @@ from stubserve_stub.wire.datatypes import BYTES
 from stubserve.api.placement import SMALL_BYTES
 from stubserve.closed_process import close_process
 from stubserve.errors import Code, ServeError
+from stubserve.http.body import too_long_json
 from stubserve.http.generate_decode import decode_generate
 from stubserve.http.infer_json import decode_json
 from stubserve.http.json.job import (
@@ -84,8 +85,11 @@ def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes | memoryvie
     if kind == CHAT_TEXT:
         from stubserve.http.openai.chat_template import render
 
-        prompt = render(*signature, *text.decode().split("\0"))
-        return pack_request(Request([recorder.put("prompt", BYTES, [1], prompt.encode())]), None), recorder.data
+        prompt = render(*signature, *text.decode().split("\0")).encode()
+        if len(prompt) > max_input_size:
+            what = f"a chat for model '{signature[0]}', rendered by its template,"
+            raise too_long_json(len(prompt), max_input_size, what)
+        return pack_request(Request([recorder.put("prompt", BYTES, [1], prompt)]), None), recorder.data
     accepted = unpack_signature(signature)
     if kind == INFER:
         request, reply_format = decode_json(text, accepted, recorder, max_input_size)

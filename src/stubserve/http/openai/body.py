@@ -115,7 +115,7 @@ _OWN = frozenset(
 )
 # Names with another meaning in a request to `generate`
 _RESERVED = ("id", "parameters")
-_PLACE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
+_PLACE = " - at `$"
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
@@ -263,9 +263,9 @@ def _plain(messages: list[Mapping[str, Any]]) -> tuple[str, str]:
 
 def _refusal(text: str) -> ServeError:
     """msgspec's error as ours: its place becomes the path."""
-    found = _PLACE.fullmatch(text)
-    assert found is not None
-    what, place = found[1], found[2] or ""
+    # What is wrong may quote what the client sent, so the last place is the right one.
+    what, _, place = text.rpartition(_PLACE) if _PLACE in text else (text, "", "")
+    place = place.removeprefix(".").removesuffix("`")
     missing = _MISSING.fullmatch(what)
     if missing is not None:
         place = f"{place}.{missing[1]}" if place else missing[1]

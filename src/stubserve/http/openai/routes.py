@@ -108,7 +108,8 @@ class AskRoute:
         """A chat whose text is what the model's template makes of it. Raises ServeError."""
         server = self._server
         tools = asked.documents.get("tools", "")
-        text = await server.large_json.chat_text((model, *template), asked.texts[0], tools, server.store)
+        of_model, most = (model, *template), server.max_input_size
+        text = await server.large_json.chat_text(of_model, asked.texts[0], tools, most, server.store)
         return asked._replace(texts=[asked.texts[0], text], not_plain="")
 
     def _call(
