@@ -115,7 +115,7 @@ def test_objects_that_are_nested_too_deeply_are_the_models_fault(streamed: bool)
         answer(writer, [Response([output("openai_response", deep)])], CHAT)
 
 
-@pytest.mark.parametrize("told", [-1, True, 1.5, "7"])
+@pytest.mark.parametrize("told", [1 << 31, -1, True, 1.5, "7"])
 def test_what_is_no_number_of_tokens_is_not_told(told: Any) -> None:
     text = Response([output("text_output", "x")], {"num_input_tokens": told, "num_output_tokens": 1})
     assert answer(completion([]), [text])["usage"] is None

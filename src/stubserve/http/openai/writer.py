@@ -25,6 +25,8 @@ _OBJECT = {CHAT: "chat.completion", COMPLETIONS: "text_completion", EMBEDDINGS: 
 # Responses name numbers of tokens as the models of vLLM's backend do.
 INPUT_TOKENS, OUTPUT_TOKENS = "num_input_tokens", "num_output_tokens"
 _TOLD = ("prompt_tokens", "completion_tokens", "total_tokens")
+# No request has more; and sums of such numbers fit into 64 bits, as JSON's writers have them.
+_MOST_TOKENS = (1 << 31) - 1
 # Bytes of text whose JSON is made in one step
 STEP = 16 * 1024
 
@@ -88,7 +90,7 @@ class Usage:
 
 def _count(value: Any) -> int | None:
     """A number of tokens; None for anything else that a model may tell."""
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
 
 
 class Writer:
