@@ -83,6 +83,14 @@ def test_health_and_metrics(serving: Serving) -> None:
     assert b"nv_inference_request_success" in answer.body
 
 
+def test_metrics_stay_at_their_own_address(tmp_path: Path) -> None:
+    write_words(tmp_path, "words", text_input("text_input"))
+    with Serving(tmp_path, "--openai", "--openai-port=0", "--metrics-address=127.0.0.2") as server:
+        server.wait_until_ready()
+        assert server.get("/metrics").status == 404
+        assert ask(server, "GET", "/metrics").status == 404
+
+
 def test_loads_and_unloads(serving: Serving) -> None:
     assert "hidden" not in names(serving)
     loaded = ask(serving, "POST", "/v1/models/hidden/load")

@@ -50,7 +50,7 @@ HTTP = {
     "/v1/models/{model}/load": "With `--openai`: loads a model that is not loaded, under explicit model control.",
     "/v1/models/{model}/unload": "With `--openai`: unloads a model.",
     "/health/ready": "With `--openai`: as `/v2/health/ready`.",
-    "/metrics": "With `--openai`: the metrics, as on their own port.",
+    "/metrics": "With `--openai`: the metrics, as on their own port, unless that has an address of its own (`--metrics-address`).",
     "/v1/chat/completions": "With `--openai`: a chat, as a whole or as server-sent events.",
     "/v1/completions": "With `--openai`: a text that goes on.",
     "/v1/embeddings": "With `--openai`: vectors of texts.",

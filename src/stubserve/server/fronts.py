@@ -101,8 +101,9 @@ def _on_own_connections(server: Server, app: ASGIApp, connections: Connections) 
 
 
 def _metrics(server: Server) -> Callable[[], Awaitable[str]] | None:
-    """Gives the current metrics; None where they are off."""
-    if not server.settings.metrics.allow:
+    """Gives the current metrics; None where they are off, or meant for an address that HTTP is not served at."""
+    settings = server.settings
+    if not settings.metrics.allow or settings.metrics_address != settings.http.address:
         return None
     return lambda: server.offload.run(server.metrics.text())
 
