@@ -7,6 +7,7 @@ page nobody opens does no work for it.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import deque
@@ -25,6 +26,8 @@ from stubserve.repository.registry import ModelEntry, VersionEntry
 
 _SAMPLES = 300
 _SPACING_S = 1.0
+# The errors that are shown, the newest first. Each model has up to eight, of up to 2,000 characters.
+_ERRORS = 100
 
 
 class ServerStatus:
@@ -66,7 +69,8 @@ class ServerStatus:
         parent = own_memory(os.getpid())
         stubs = sum(one["memory"] for row in rows for one in row.get("instances", ()))
         held = self._memory.held()
-        return orjson.dumps(
+        errors = sorted([*self._errors.newest_first(), *answers], key=lambda one: -float(one["time"]))
+        return _dumps(
             {
                 "name": self._name,
                 "version": self._version,
@@ -84,11 +88,18 @@ class ServerStatus:
                         "outputs of models": held["stubs"],
                     },
                 },
-                "errors": sorted([*self._errors.newest_first(), *answers], key=lambda one: -float(one["time"])),
+                "errors": errors[:_ERRORS],
                 "history": list(self._history),
-            },
-            default=str,
+            }
         )
+
+
+def _dumps(status: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(status, default=str)
+    except orjson.JSONEncodeError:
+        # An error quotes a request with bytes that are not UTF-8: here they are escaped.
+        return json.dumps(status, default=str).encode()
 
 
 def _row(entry: ModelEntry, version: VersionEntry) -> dict[str, Any]:

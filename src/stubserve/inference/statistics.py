@@ -208,8 +208,7 @@ class ModelStatistics:
         answers = self.errors.setdefault(code, ErrorAnswers())
         answers.count += 1
         answers.last_s = time.time()
-        # It may quote bytes that are not UTF-8, which no page can show.
-        answers.text = error.message[:_TEXT_LENGTH].encode("utf-8", "replace").decode()
+        answers.text = error.message[:_TEXT_LENGTH]
 
     def to_dict(self, model: str, version: int) -> dict[str, Any]:
         """One entry of `model_stats`, keys in upstream's order."""
