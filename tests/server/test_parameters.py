@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -171,9 +172,26 @@ def test_headers_go_before_what_the_body_says(serving: Serving, way: Way) -> Non
     assert {name.lower(): value for name, value in seen.items()} == {"own": 1, "x-user": "me"}
 
 
-@pytest.mark.parametrize("way", [way for way in HTTP_WAYS if way is not sagemaker])
+@pytest.mark.parametrize("way", HTTP_WAYS)
 def test_headers_keep_the_spelling_of_the_client(serving: Serving, way: Way) -> None:
     assert way(serving, {}, {"X-User": "me"})[0] == {"X-User": "me"}
+
+
+@pytest.mark.parametrize("path", ["/v2/models/seen/generate", "/v2/models/seen/generate_stream", "/invocations"])
+def test_fields_of_a_trailer_are_no_headers(serving: Serving, path: str) -> None:
+    port = serving.connect().port
+    body: dict[str, Any] = {"text_input": "a"}
+    if path == "/invocations":
+        port = int(serving.wait_for(r"Started Sagemaker HTTPService at [^ \n]*:(\d+)")[1])
+        body = {"inputs": [{**TEXT, "data": ["a"]}]}
+    text = json.dumps(body).encode()
+    head = b"POST %b HTTP/1.1\r\nHost: a\r\nX-User: me\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client:
+        client.sendall(head % path.encode() + b"%x\r\n%b\r\n0\r\nX-User: root\r\n\r\n" % (len(text), text))
+        answer = client.makefile("rb").read()
+    assert b" 200 " in answer.partition(b"\r\n")[0]
+    assert b"me" in answer
+    assert b"root" not in answer
 
 
 @EVERY_WAY

@@ -22,6 +22,7 @@ HEADERS = "stubserve.headers"
 
 def uvicorn_config(app: Any, logs_access: bool, **more: Any) -> Config:
     """uvicorn's configuration for an app that is a part of our server; `more` is passed on to it."""
+    more.setdefault("http", AsgiProtocol)
     return Config(
         LoggedApp(app) if logs_access else app,
         ws="none",
@@ -34,7 +35,32 @@ def uvicorn_config(app: Any, logs_access: bool, **more: Any) -> Config:
     )
 
 
-class Fallback(HttpToolsProtocol):
+class AsgiProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with the headers as they came, and without the fields of a trailer.
+
+    uvicorn appends these to the headers: what a proxy in front says of its client could be said again by the client.
+    """
+
+    _as_sent: list[tuple[bytes, bytes]]
+    _in_head: bool
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._as_sent = []
+        cast(dict[str, Any], self.scope)[HEADERS] = self._as_sent
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+            self._as_sent.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+
+class Fallback(AsgiProtocol):
     """Serves the Starlette app on a transport that another object owns.
 
     The owner feeds the bytes of exactly one request and waits for `on_done` before the next. The owner also handles
@@ -56,15 +82,6 @@ class Fallback(HttpToolsProtocol):
         self.on_done = on_done
         self.connection_made(transport)
         self.connections.discard(self)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._as_sent: list[tuple[bytes, bytes]] = []
-        cast(dict[str, Any], self.scope)[HEADERS] = self._as_sent
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        self._as_sent.append((name, value))
 
     def close_after_answer(self) -> None:
         """Lets the answer to this request say that the connection is closed."""
