@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-from typing import Dict, Iterator, Mapping, Sequence
+from typing import Any, Dict, Iterator, Mapping, Sequence, get_type_hints
 
 from stubserve_stub.backends.card import Card
 
@@ -72,16 +72,38 @@ def installed() -> Mapping[str, Card]:
     for package, entry in sorted(named, key=lambda one: (one[0], one[1].name)):
         try:
             card = entry.load()
-        except Exception as error:
+            wrong = _mistake(card, entry)
+        except (Exception, SystemExit) as error:
             wrong = f"its card {entry.value} cannot be imported: {type(error).__name__}: {error}"
+        if not wrong and card.name in owners:
+            wrong = f"{owners[card.name]} has a backend of this name"
+        if wrong:
+            log.warning("the backend '%s' of the package %s is left out: %s", entry.name, package, wrong)
         else:
-            if not isinstance(card, Card) or card.name != entry.name or not card.program:
-                wrong = f"{entry.value} is not a stubserve_stub.backends.card.Card with this name and a program"
-            elif card.name in owners:
-                wrong = f"{owners[card.name]} has a backend of this name"
-            else:
-                found[card.name] = card
-                owners[card.name] = f"the package {package}"
-                continue
-        log.warning("the backend '%s' of the package %s is left out: %s", entry.name, package, wrong)
+            found[card.name] = card
+            owners[card.name] = f"the package {package}"
     return found
+
+
+def _mistake(card: Any, entry: Any) -> str:
+    """Why an entry point's card cannot be used; empty if it can. A card that is read must not fail its readers."""
+    if not isinstance(card, Card) or card.name != entry.name or ":" not in str(card.program):
+        return f"{entry.value} is not a stubserve_stub.backends.card.Card with this name and a program"
+    for field, kind in get_type_hints(Card).items():
+        value = getattr(card, field)
+        if not _fits(value, kind):
+            return f"'{field}' of {entry.value} is {value!r}, and has to be {Card.__annotations__[field]}"
+    for file in card.files:
+        if file.name in ("", ".", "..") or "/" in file.name or "\0" in file.name:
+            return f"the file {file.name!r} in 'files' of {entry.value} does not lie in a version's folder"
+    return ""
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value has the type of a card's field: a simple one, a NamedTuple, or a tuple of them."""
+    if not isinstance(value, getattr(kind, "__origin__", kind)):
+        return False
+    kinds = getattr(kind, "__args__", None) or tuple(get_type_hints(kind).values() if isinstance(value, tuple) else ())
+    if kinds[-1:] == (...,):
+        kinds = kinds[:1] * len(value)
+    return not kinds or (len(value) == len(kinds) and all(map(_fits, value, kinds)))

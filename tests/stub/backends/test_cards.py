@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     cards.installed.cache_clear()
     yield tmp_path
     cards.installed.cache_clear()
+    for file in tmp_path.glob("*.py"):
+        sys.modules.pop(file.stem, None)
 
 
 def install(site: Path, package: str, entry: str, module: str) -> None:
@@ -40,6 +44,11 @@ def install(site: Path, package: str, entry: str, module: str) -> None:
 
 
 CARD = "from stubserve_stub.backends.card import Card, ModelFile\nCARD = Card({!r}, 'some.module:Class')\n"
+
+
+def _with(field: str) -> str:
+    """The text of a module whose card has this field."""
+    return CARD.format("bad").replace("Class'", f"Class', {field}")
 
 
 @pytest.mark.parametrize("card", cards.built_in().values(), ids=lambda card: card.name)
@@ -61,6 +70,12 @@ def test_the_parameters_of_a_card_are_those_that_its_backend_reads(card: Card) -
     named = {name for text in texts for name in re.findall(r"[\w.]+", text)}
     assert [one.name for one in card.parameters if one.name not in named] == []
     assert all(one.help.endswith(".") for one in card.parameters)
+
+
+@pytest.mark.parametrize("card", cards.built_in().values(), ids=lambda card: card.name)
+def test_the_cards_of_stubserve_would_do_as_those_of_packages(card: Card) -> None:
+    if card.program:
+        assert not cards._mistake(card, EntryPoint(card.name, "some:CARD", cards.GROUP))
 
 
 def test_each_folder_of_a_backend_is_in_the_table_and_has_its_cards() -> None:
@@ -105,6 +120,17 @@ def test_a_package_brings_a_backend(site: Path) -> None:
         ("import nothing_like_it", "its card bad:CARD cannot be imported: ModuleNotFoundError: No module named"),
         ("CARD = 1", "bad:CARD is not a stubserve_stub.backends.card.Card with this name and a program"),
         (CARD.format("else"), "bad:CARD is not a stubserve_stub.backends.card.Card with this name and a program"),
+        ("raise SystemExit(3)", "its card bad:CARD cannot be imported: SystemExit: 3"),
+        (_with("files=(ModelFile('model.bad'))"), "'files' of bad:CARD is ModelFile("),
+        (_with("files=('model.bad',)"), "'files' of bad:CARD is ('model.bad',), and has to be Tuple["),
+        (_with("files=(ModelFile(3),)"), "'files' of bad:CARD is (ModelFile(name=3"),
+        (_with("files=(ModelFile('../x'),)"), "the file '../x' in 'files' of bad:CARD does not lie in a version's"),
+        (_with("lone_endings='.bad'"), "'lone_endings' of bad:CARD is '.bad', and has to be Tuple[str, ...]"),
+        (_with("variables=(('A',),)"), "'variables' of bad:CARD is (('A',),), and has to be Tuple[Tuple[str, str], "),
+            _with("variables=(('A',),)"),
+            "'variables' of bad:CARD is (('A',),), and has to be Tuple[Tuple[str, str], ...]",
+        ),
+        (_with("instances_on_cpu=2.5"), "'instances_on_cpu' of bad:CARD is 2.5, and has to be int"),
     ],
 )
 def test_a_broken_card_is_left_out_with_its_packages_name(
