@@ -68,8 +68,10 @@ def installed() -> Mapping[str, Card]:
 
     found: Dict[str, Card] = {}
     owners = dict.fromkeys(built_in(), "stubserve")
-    named = ((entry.dist.name if entry.dist else "", entry) for entry in entry_points(group=GROUP))
-    for package, entry in sorted(named, key=lambda one: (one[0], one[1].name)):
+    named = (((entry.dist and entry.dist.name) or "", entry) for entry in entry_points(group=GROUP))
+    for name, entry in sorted(named, key=lambda one: (one[0], one[1].name)):
+        # A removal that was broken off leaves entry points without a name.
+        package = f"the package {name}" if name else "an unnamed package"
         try:
             card = entry.load()
             wrong = _mistake(card, entry)
@@ -78,10 +80,10 @@ def installed() -> Mapping[str, Card]:
         if not wrong and card.name in owners:
             wrong = f"{owners[card.name]} has a backend of this name"
         if wrong:
-            log.warning("the backend '%s' of the package %s is left out: %s", entry.name, package, wrong)
+            log.warning("the backend '%s' of %s is left out: %s", entry.name, package, wrong)
         else:
             found[card.name] = card
-            owners[card.name] = f"the package {package}"
+            owners[card.name] = package
     return found
 
 

@@ -127,9 +127,6 @@ def test_a_package_brings_a_backend(site: Path) -> None:
         (_with("files=(ModelFile('../x'),)"), "the file '../x' in 'files' of bad:CARD does not lie in a version's"),
         (_with("lone_endings='.bad'"), "'lone_endings' of bad:CARD is '.bad', and has to be Tuple[str, ...]"),
         (_with("variables=(('A',),)"), "'variables' of bad:CARD is (('A',),), and has to be Tuple[Tuple[str, str], "),
-            _with("variables=(('A',),)"),
-            "'variables' of bad:CARD is (('A',),), and has to be Tuple[Tuple[str, str], ...]",
-        ),
         (_with("instances_on_cpu=2.5"), "'instances_on_cpu' of bad:CARD is 2.5, and has to be int"),
     ],
 )
@@ -141,6 +138,16 @@ def test_a_broken_card_is_left_out_with_its_packages_name(
     with caplog.at_level(logging.WARNING):
         assert list(cards.installed()) == ["trees"]
     assert "the backend 'bad' of the package broken is left out: " + told in caplog.text
+
+
+def test_a_folder_that_a_broken_removal_has_left_harms_nobody(site: Path, caplog: pytest.LogCaptureFixture) -> None:
+    install(site, "forest", "trees=forest_card:CARD", CARD.format("trees"))
+    install(site, "removed", "bushes=bushes_card:CARD", "")
+    (site / "removed-1.0.dist-info" / "METADATA").unlink()
+    (site / "bushes_card.py").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert list(cards.installed()) == ["trees"]
+    assert "the backend 'bushes' of an unnamed package is left out: its card bushes_card:CARD cannot be" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "owner"), [("identity", "stubserve"), ("trees", "the package forest")])
