@@ -26,6 +26,8 @@ _NUMPY = {
     "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP16": "float16", "FP32": "float32", "FP64": "float64",
     "BYTES": "object",
 }  # fmt: skip
+# A proxy that the environment names does not reach this machine.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _STARTED = re.compile(r"Started HTTPService at \S+:(\d+)")
 _STOP_S = 60
 _LOOK_S = 0.02
@@ -50,7 +52,7 @@ class Server:
     def _ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         try:
-            with urllib.request.urlopen(self.url + path, data) as answer:
+            with _OPENER.open(self.url + path, data) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             raise ModelError(TritonError(json.load(error)["error"])) from None
@@ -64,10 +66,12 @@ def _tensor(name: str, datatype: str, value: Any) -> dict[str, Any]:
 @contextmanager
 def serve(repository: str | PathLike[str], *flags: str) -> Iterator[Server]:
     """A server of a repository, or of one model's folder, for as long as the `with` block. `flags` are those of the
-    command `serve`. Raises RuntimeError with the server's log if it does not start.
+    command `serve`, but that the log says where the server listens. Raises RuntimeError with the log if it does not
+    start.
     """
     address = ("--http-address=127.0.0.1", "--http-port=0", "--allow-grpc=false", "--allow-metrics=false")
-    command = [sys.executable, "-m", "stubserve", "serve", str(repository), *address, *flags]
+    log = ("--log-info=true", "--log-file=")
+    command = [sys.executable, "-m", "stubserve", "serve", str(repository), *address, *flags, *log]
     # A file takes whatever the server and its models write; a pipe would have to be read.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
