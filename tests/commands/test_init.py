@@ -88,7 +88,13 @@ def test_a_new_backend_is_installed_tested_and_checked(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("two-words", "has small letters, digits and _"), ("identity", "there is a backend 'identity'")]
+    ("name", "told"),
+    [
+        ("two-words", "has small letters, digits and _"),
+        ("end_", "does not end with _"),
+        ("identity", "there is a backend 'identity'"),
+        ("openvino", "there is a backend 'openvino'"),
+    ],
 )
 def test_a_name_that_no_backend_can_have_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, told: str

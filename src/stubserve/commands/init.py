@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from stubserve_stub.backends.cards import card_of
+from stubserve_stub.backends.cards import built_in, card_of
 
 from stubserve.errors import ServeError, invalid
 from stubserve.repository.folder import CONFIG_FILE, check_model_name
@@ -22,7 +22,8 @@ _FILES = ("1/model.py", CONFIG_FILE, "client.py", "test_model.py")
 _BACKEND_TEMPLATES = Path(__file__).parent / "new-backend"
 # In the package's folder; the others lie in the module's
 _OUTSIDE = ("pyproject.toml", "test_backend.py")
-_BACKEND_NAME = re.compile(r"[a-z][a-z0-9_]*")
+# That of a Python module, and of a package, which may not end with a "_"
+_BACKEND_NAME = re.compile(r"[a-z](?:[a-z0-9_]*[a-z0-9])?")
 _CLASS = b"class TritonPythonModel:\n"
 
 
@@ -89,8 +90,11 @@ def write_backend(folder: Path) -> None:
 def _check_backend_name(name: str) -> None:
     """Raises ServeError for a name that cannot be that of a backend and of its module."""
     if not _BACKEND_NAME.fullmatch(name):
-        raise invalid(f"the name of a backend has small letters, digits and _, and begins with a letter; got '{name}'")
-    if card_of(name).program:
+        raise invalid(
+            "the name of a backend has small letters, digits and _, begins with a letter, and does not end with _; "
+            f"got '{name}'"
+        )
+    if name in built_in() or card_of(name).program:
         raise invalid(f"there is a backend '{name}' already; choose another name")
 
 
