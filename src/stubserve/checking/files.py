@@ -12,7 +12,7 @@ from stubserve_stub.backends.card import Card, FileProblem
 from stubserve_stub.backends.loading import lacks
 from stubserve_stub.runtime.failure import Refusal
 
-from stubserve.environments.resolve import PARAMETER
+from stubserve.environments.resolve import named_in
 from stubserve.model_config.render import to_json_dict
 
 
@@ -23,19 +23,30 @@ def config_problems(card: Card, config: Any) -> Iterator[tuple[str, bool]]:
     if card.checks_config:
         try:
             options = _function(card.checks_config)(to_json_dict(config))
+            for remark in getattr(options, "remarks", ()):
+                yield str(remark), True
         except Refusal as refusal:
             yield str(refusal), False
-        else:
-            for remark in getattr(options, "remarks", ()):
-                yield remark, True
-    if card.package and PARAMETER not in config.parameters and importlib.util.find_spec(card.package) is None:
-        yield lacks(card.package, card.extra), False
+        except Exception as error:
+            yield _broken(card, card.checks_config, error), True
+    in_environment = card.in_environments and named_in(config)
+    if card.package and not in_environment and importlib.util.find_spec(card.package.partition(".")[0]) is None:
+        yield lacks(card.package, card.extra, card.name), False
 
 
 def file_problems(card: Card, config: Any, version_dir: Path) -> Iterator[FileProblem]:
     """What is wrong with the files of a version, as far as they and the configuration show it."""
     if card.checks_files:
-        yield from _function(card.checks_files)(to_json_dict(config), str(version_dir))
+        try:
+            for file, text, is_warning in _function(card.checks_files)(to_json_dict(config), str(version_dir)):
+                yield FileProblem(str(file), str(text), bool(is_warning))
+        except Exception as error:
+            yield FileProblem(str(version_dir), _broken(card, card.checks_files, error), is_warning=True)
+
+
+def _broken(card: Card, place: str, error: Exception) -> str:
+    """A check of a package may be wrong itself, and the other models are checked nevertheless."""
+    return f"the check {place} of the backend '{card.name}' has failed: {type(error).__name__}: {error}"
 
 
 def _function(place: str) -> Any:

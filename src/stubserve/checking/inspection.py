@@ -61,7 +61,7 @@ async def inspect(path: Path, backend_directory: Path, environment_cache: Path |
     methods = tuple(facts["methods"])
     file, contract = str(program.file), f"TritonPythonModel with {', '.join(methods) or 'no methods'}"
     if program.file is None:
-        file = contract = f"none, the backend '{program.backend}' is built in"
+        file = contract = f"none, the backend '{program.backend}' needs none"
     import_s = facts["import_ns"] / 1e9
     rows = {
         "model": f"{folder.name}, version {version}",

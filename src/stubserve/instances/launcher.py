@@ -74,20 +74,22 @@ class Launcher:
 
     def boot(self, instance: str) -> Stub:
         """A stub that is importing the model. Raises ServeError if no process can be started."""
+        # A model in Python may use any of the packages that those of stubserve limit.
+        cards = [*built_in().values(), card_of(self.program.backend)]
         return Stub(
             instance,
             self._environment,
             self._memory,
             {
                 "instance": instance,
-                "backend": card_of(self.program.backend).program,
+                "backend": cards[-1].program,
                 "settings": dict(self.program.settings),
                 "model_file": str(self.program.file or ""),
                 "module": self.program.module,
                 "paths": [str(folder) for folder in self.program.search_path],
                 "version_dir": str(self.version_dir),
                 "threads": self._threads,
-                "limits_threads": [card.limits_threads for card in built_in().values() if card.limits_threads],
+                "limits_threads": list(dict.fromkeys(card.limits_threads for card in cards if card.limits_threads)),
                 "terminal": self._terminal,
                 "check_outputs": self._check_outputs,
             },

@@ -21,6 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stubserve_stub.backends.cards import card_of
+
 from stubserve.environments.resolve import Environments
 from stubserve.errors import invalid
 from stubserve.instances.launcher import Launcher, Program
@@ -85,8 +87,9 @@ class Launchers:
             log.debug("Found overwritten default setting: %s,%s", _MAX_BATCH_SIZE, size)
         environment = await environment_of(program, self._environments, config, model_dir)
         threads = threads_per_instance(config, len(instances_of(config)), os.environ)
+        own = {name: value for name, value in card_of(program.backend).variables if name not in os.environ}
         environment = replace(
-            environment, variables={**environment.variables, **thread_variables(config, threads, os.environ)}
+            environment, variables={**own, **environment.variables, **thread_variables(config, threads, os.environ)}
         )
         environment = services.confinement.around(environment, model_dir, name)
         if threads:

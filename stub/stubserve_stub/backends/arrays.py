@@ -17,18 +17,19 @@ from stubserve_stub.api.bytes_tensor import elements_of, object_array
 from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.contract import Contract, complete, needs_completion, validate
 from stubserve_stub.backends.gather import Gathered, Gatherer
-from stubserve_stub.backends.loading import Parameters
+from stubserve_stub.backends.loading import Parameters, added_outputs, import_package
 from stubserve_stub.backends.native import InputView, NativeBackend, NativeOutput, NativeRequest, NativeResponse
 from stubserve_stub.backends.ragged import RaggedBatches
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.datatypes import BF16, BY_CONFIG_NAME, BY_NUMBER, BYTES
+from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, BY_NUMBER, BYTES
 
 
 class ArrayBackend(NativeBackend):
     writes_inputs = False
     keeps_states = True
     completes_config = True
+    serves_after_completion = True
 
     def load(self, config: Mapping[str, Any], version_dir: str) -> None:
         """Loads the model. `config` is the configuration as JSON has it. A Refusal fails the load in its own words."""
@@ -37,12 +38,16 @@ class ArrayBackend(NativeBackend):
     def predict(self, inputs: Dict[str, np.ndarray], outputs: Collection[str]) -> Mapping[str, np.ndarray]:
         """The outputs, at least those that are asked for. With batching the first dimension of all is the batch's.
 
-        Inputs may be read-only, and BYTES are arrays of `str`. An exception is the answer to the requests of this run.
+        Inputs may be read-only. BYTES are arrays of `str`, and BF16 those of `ml_dtypes.bfloat16`. An exception is the
+        answer to the requests of this run.
         """
         raise NotImplementedError
 
     def describe(self, config: Mapping[str, Any], version_dir: str) -> Optional[Contract]:
-        """The tensors of the model's file, to complete and compare the configuration; None if the file has no names."""
+        """The tensors of the model's file, to complete and compare the configuration; None if the file has no names.
+
+        Called before `load`, and for the first instance of a model that is to be completed twice.
+        """
         return None
 
     def model_initialize(self, model: ModelFiles) -> None:
@@ -64,7 +69,8 @@ class ArrayBackend(NativeBackend):
         contract = self.describe(config, self._version_dir)
         if contract is not None:
             validate(config, contract)
-        self._types = {output["name"]: BY_CONFIG_NAME[output["data_type"]].number for output in config["output"]}
+        outputs = [*config["output"], *added_outputs(config)]
+        self._types = {output["name"]: BY_CONFIG_NAME[output["data_type"]].number for output in outputs}
         self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config))
         self.load(config, self._version_dir)
 
@@ -72,7 +78,11 @@ class ArrayBackend(NativeBackend):
         return self._gatherer.run(requests, self._run)
 
     def _run(self, batch: Gathered) -> Dict[str, NativeOutput]:
-        made = self.predict({name: _array(view) for name, view in batch.inputs.items()}, batch.outputs)
+        made = self.predict({name: self._input(view) for name, view in batch.inputs.items()}, batch.outputs)
+        if not isinstance(made, Mapping):
+            raise Refusal(
+                f"model '{self.config['name']}' has not made outputs by their names, but a {type(made).__name__}"
+            )
         missing = [name for name in batch.outputs if name not in made]
         if missing:
             raise Refusal(f"model '{self.config['name']}' has not made the output '{missing[0]}', but {list(made)}")
@@ -82,19 +92,20 @@ class ArrayBackend(NativeBackend):
         datatype = self._types[name]
         if datatype == BYTES:
             return NativeOutput(name, BYTES, array.shape, object_array(elements_of(array)))
-        expected = BY_NUMBER[datatype]
-        if array.dtype != expected.numpy:
+        if array.dtype != self._numpy(datatype):
             raise Refusal(
-                f"configuration expects datatype {expected.config_name} for output '{name}', model "
+                f"configuration expects datatype {BY_NUMBER[datatype].config_name} for output '{name}', model "
                 f"'{self.config['name']}' provides an array of {array.dtype}"
             )
         return NativeOutput(name, datatype, array.shape, np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
+    def _input(self, view: InputView) -> np.ndarray:
+        memory: np.ndarray = view.memory if view.datatype == BYTES else view.memory.view(self._numpy(view.datatype))
+        return memory.reshape(view.shape)
 
-def _array(view: InputView) -> np.ndarray:
-    if view.datatype == BYTES:
-        return np.asarray(view.memory).reshape(view.shape)
-    if view.datatype == BF16:
-        raise Refusal(f"input '{view.name}' is of BF16, which numpy does not have", codes.INVALID_ARG)
-    array: np.ndarray = view.memory.view(BY_NUMBER[view.datatype].numpy)
-    return array.reshape(view.shape)
+    def _numpy(self, datatype: int) -> np.dtype:
+        """The type of arrays. Raises Refusal for BF16, which numpy does not have, without ml_dtypes, which has it."""
+        known = BY_NUMBER[datatype].numpy
+        if known is None:
+            known = np.dtype(import_package("ml_dtypes", "", self.config["backend"]).bfloat16)
+        return known

@@ -90,7 +90,7 @@ class Card:
     # "module:function", called with a number of threads in each stub whose threads are limited
     limits_threads: str = ""
     parameters: Tuple[Parameter, ...] = ()
-    # Variables for all stubs, unless the server's environment has them
+    # Variables for its stubs, unless the server's environment has them; those of stubserve's own cards, for all stubs
     variables: Tuple[Tuple[str, str], ...] = ()
 
     @property

@@ -204,22 +204,25 @@ def _flag(text: str, what: str) -> Optional[bool]:
     raise Refusal(f"{what} must be 0 or 1, got '{text}'")
 
 
-def import_package(package: str, extra: str) -> Any:
-    """A package that `stubserve[extra]` installs. Raises Refusal if the stub's environment has none that works."""
+def import_package(package: str, extra: str, backend: str = "") -> Any:
+    """A package that `stubserve[extra]` installs, if there is such an extra, else one that `backend` needs.
+
+    Raises Refusal if the stub's environment has none that works.
+    """
     try:
         return importlib.import_module(package)
     except ImportError as error:
         if error.name != package:
             raise Refusal(f"{package} in {sys.prefix} cannot be imported: {error}") from None
-        raise Refusal(lacks(package, extra)) from None
+        raise Refusal(lacks(package, extra, backend or extra)) from None
 
 
-def lacks(package: str, extra: str) -> str:
+def lacks(package: str, extra: str, backend: str) -> str:
     """The text of a load and of `check` where the environment of this process lacks a package."""
+    remedy = f"pip install 'stubserve[{extra}]' adds it to the server's" if extra else "install it there"
     return (
-        f"the backend {extra} needs the package {package}, which the environment {sys.prefix} does not have: pip "
-        f"install 'stubserve[{extra}]' adds it to the server's, or the parameter EXECUTION_ENV_PATH names an "
-        "environment that has it"
+        f"the backend {backend} needs the package {package}, which the environment {sys.prefix} does not have: "
+        f"{remedy}, or the parameter EXECUTION_ENV_PATH names an environment that has it"
     )
 
 

@@ -29,7 +29,10 @@ from stubserve_stub.wire import codes
 
 _PACKAGE = "stubserve_stub."
 # The modules that call a model or a backend; frames beyond them are not the model's.
-_ENTRIES = tuple(_PACKAGE + name for name in ("backends.python.backend", "backends.python.model", "runtime.main_loop"))
+_ENTRIES = tuple(
+    _PACKAGE + name
+    for name in ("backends.python.backend", "backends.python.model", "runtime.main_loop", "runtime.process")
+)
 
 
 class Refusal(Exception):

@@ -53,12 +53,12 @@ def run(arena: int, control: int, *doorbells: int) -> NoReturn:
         os.set_inheritable(boot["regions"], False)
     try:
         backend = load(boot["backend"])()
+        for place in boot["limits_threads"] if boot["threads"] else ():
+            load(place)(boot["threads"])
     except Exception as error:  # of a package, or a mistake of the environment
         wrong = _not_importable(boot["backend"], error)
         line.send("failed", stage="import", error=describe(wrong), log=for_log(wrong))
         _leave()
-    for place in boot["limits_threads"] if boot["threads"] else ():
-        load(place)(boot["threads"])
     channel = Channel(StubArena(arena, boot["arena"], boot["segment"], Grant()), *doorbells)
     channel.memory.connect(line)
     if "devices" in boot:

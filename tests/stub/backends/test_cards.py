@@ -17,6 +17,7 @@ from stubserve_stub.runtime.process import load
 
 from stubserve.repository.folder import is_version_folder
 from stubserve.repository.given_path import servable
+from tests.packages import install
 
 ROOT = Path(__file__).parents[3]
 BACKENDS = ROOT / "stub" / "stubserve_stub" / "backends"
@@ -31,16 +32,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     cards.installed.cache_clear()
     for file in tmp_path.glob("*.py"):
         sys.modules.pop(file.stem, None)
-
-
-def install(site: Path, package: str, entry: str, module: str) -> None:
-    """Installs a package whose module has this text, with an entry point for a backend."""
-    name, _, place = entry.partition("=")
-    (site / f"{place.partition(':')[0]}.py").write_text(module)
-    info = site / f"{package}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{cards.GROUP}]\n{name} = {place}\n")
 
 
 CARD = "from stubserve_stub.backends.card import Card, ModelFile\nCARD = Card({!r}, 'some.module:Class')\n"
