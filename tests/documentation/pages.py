@@ -15,6 +15,7 @@ What a test needs and a reader does not, stands in such blocks within a comment 
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,13 +44,39 @@ class Block:
     @property
     def commands(self) -> list[tuple[str, str]]:
         """(command, what it prints) of a block of commands; what `sh` prints is not said."""
-        text = self.text.replace("\\\n", "")
         if self.language == "sh":
-            return [(line, "") for line in text.splitlines() if line and not line.startswith("#")]
+            found, rest = [], self.text
+            while rest:
+                command, rest = _first_command(rest)
+                if command and not command.startswith("#"):
+                    found.append((command, ""))
+            return found
         if self.language == "console":
-            parts = re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]
-            return [(first.strip(), rest) for first, _, rest in (part.partition("\n") for part in parts)]
+            return [_first_command(part) for part in re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]]
         return []
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a command, also of one over several lines. Raises ValueError for an open quote."""
+    return shlex.split(command.replace("\\\n", ""))
+
+
+def _first_command(text: str) -> tuple[str, str]:
+    """The first command, and what follows it. As a shell takes it: it goes on behind an open quote or a backslash."""
+    lines = text.splitlines(keepends=True)
+    for end in range(1, len(lines) + 1):
+        command = "".join(lines[:end]).strip()
+        if command.startswith("#") or _is_whole(command):
+            return command, "".join(lines[end:])
+    raise ValueError(f"the command does not end: {text}")
+
+
+def _is_whole(command: str) -> bool:
+    try:
+        words_of(command)
+    except ValueError:
+        return False
+    return not command.endswith("\\")
 
 
 def blocks(text: str) -> list[Block]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import tomllib
 
-from tests.documentation.pages import ROOT, Block
+from tests.documentation.pages import ROOT, Block, words_of
 from tests.real_server import Serving
 
 # What stands for the ports of a server that takes any that are free
@@ -47,7 +46,7 @@ class Reader:
             self._type(command, printed)
 
     def _type(self, command: str, printed: str) -> None:
-        words = shlex.split(command)
+        words = words_of(command)
         if words[0] == "stubserve" and words[1] == "serve":
             self._serve(words[2:])
             for line in printed.splitlines():

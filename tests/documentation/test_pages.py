@@ -102,3 +102,22 @@ def test_styles_are_for_blocks_that_pages_have() -> None:
     styled = set(re.findall(r"\.language-(\w+)", (ROOT / "docs" / "stylesheets" / "site.css").read_text()))
     assert styled <= {block.language for page in pages() for block in blocks((ROOT / page).read_text())}
     assert "pygments_lang_class: true" in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_commands_are_what_a_shell_takes_them_for() -> None:
+    """A backslash within quotes is a character of the text, so it must not be left out."""
+    [console] = blocks("""```console
+$ say 'one
+    two'
+one two
+$ say \\
+    three
+```""")
+    assert console.commands == [("say 'one\n    two'", "one two\n"), ("say \\\n    three", "")]
+    [sh] = blocks("""```sh
+# don't
+first 'a \\
+b'
+second
+```""")
+    assert sh.commands == [("first 'a \\\nb'", ""), ("second", "")]

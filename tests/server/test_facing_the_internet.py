@@ -7,7 +7,6 @@ import json
 import os
 import re
 import resource
-import shlex
 import shutil
 import socket
 import ssl
@@ -23,7 +22,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from stubserve_stub.runtime.confinement import NETWORK_VERSION, landlock_version
 
-from tests.documentation.pages import DOCS, blocks
+from tests.documentation.pages import DOCS, blocks, words_of
 from tests.real_server import PATIENCE_S, Answer, Serving, eventually, write_model
 from tests.server.test_tls import CONFIG, Certificates
 from tools.bench.servers import ServerError, peers_environment
@@ -40,7 +39,7 @@ pytestmark = pytest.mark.skipif(landlock_version() < NETWORK_VERSION, reason="--
 
 def command(program: str) -> list[list[str]]:
     """The commands of the page that start this program, as words."""
-    return [words[1:] for words in map(shlex.split, COMMANDS) if words[0] == program]
+    return [words[1:] for words in map(words_of, COMMANDS) if words[0] == program]
 
 
 def bearer(token: str) -> dict[str, str]:
