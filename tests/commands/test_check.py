@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.real_server import write_model
 
 
@@ -82,11 +84,22 @@ def test_one_model_and_a_folder_that_holds_none(repository: Path) -> None:
     assert f"stubserve init {repository.parent}/empty/NAME" in done.stderr
 
 
+@pytest.mark.parametrize("given", [".", "lone", "lone/model.py"])
+def test_a_lone_file_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    (tmp_path / "lone").mkdir()
+    (tmp_path / "lone" / "model.py").write_text("def predict(x):\n    return x\n")
+    monkeypatch.chdir(tmp_path / "lone" if given == "." else tmp_path)
+    done = stubserve("check", given)
+    file = "model.py" if given == "." else "lone/model.py"
+    error = f"{file}: error: does not define the class TritonPythonModel"
+    assert (done.stdout, done.stderr) == (f"{error}\n1 model, 1 error, 0 warnings\n", "")
+
+
 def test_usage() -> None:
     done = stubserve("check")
     assert done.returncode == 2
     assert "REPOSITORY" in done.stderr
     done = stubserve("check", "/nowhere")
     assert done.returncode == 2
-    assert "there is no /nowhere." in done.stderr
+    assert "'/nowhere' does not exist." in done.stderr
     assert "stubserve check REPOSITORY" in stubserve("--help").stdout

@@ -79,7 +79,7 @@ def test_a_folder_above_the_repository_leads_to_it(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_may_be_misspelt(tmp_path: Path) -> None:
     write_model(tmp_path / "models", "echo")
     server = refused(tmp_path / "model")
-    server.wait_for(rf"there is no {tmp_path}/model\. Did you mean {tmp_path}/models\?")
+    server.wait_for(rf"'{tmp_path}/model' does not exist\. Did you mean '{tmp_path}/models'\?")
 
 
 def test_a_failing_model_gets_no_advice_on_folders(repository: Path) -> None:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -65,9 +66,10 @@ def run(words: Sequence[str]) -> int:
         except ServeError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-    if not report.models or report.errors:
-        for text in advice_for(repositories):
-            print(f"hint: {text}", file=sys.stderr)
+        if not report.models or report.errors:
+            for text in advice_for(repositories):
+                print(f"hint: {text}", file=sys.stderr)
+    report = _as_given(report, dict(zip(repositories, options.repositories, strict=True)))
     if sys.stdout.isatty():
         _show(report)
     else:
@@ -75,6 +77,21 @@ def run(words: Sequence[str]) -> int:
             print(problem)
         print(_summary(report))
     return 1 if report.errors else 0
+
+
+def _as_given(report: Report, repositories: dict[Path, Path]) -> Report:
+    """The report with the user's own paths, where a lone file was linked into a repository to be checked."""
+    for repository, given in repositories.items():
+        if given.absolute().is_relative_to(repository.absolute()):
+            continue
+        folder = str(given if given.is_dir() else given.parent)
+
+        def own(text: str, linked: str = str(repository), folder: str = folder) -> str:
+            return text.replace(f"{linked}/1", folder).replace(linked, folder)
+
+        problems = (replace(one, file=Path(own(str(one.file))), text=own(one.text)) for one in report.problems)
+        report = replace(report, problems=tuple(problems))
+    return report
 
 
 def _gpu_fallback(text: str) -> bool:

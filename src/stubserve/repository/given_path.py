@@ -66,10 +66,10 @@ def advice(path: Path) -> str:
     """Advice for a path without anything to serve; empty if there are models in it."""
     if not path.exists():
         close = difflib.get_close_matches(path.name, _folders(path.absolute().parent), 1)
-        meant = f" Did you mean {path.parent / close[0]}?" if close else ""
-        return f"there is no {path}.{meant}"
+        meant = f" Did you mean '{path.parent / close[0]}'?" if close else ""
+        return f"'{path}' does not exist.{meant}"
     if not path.is_dir():
-        return f"{path} is no folder of models, no model.py and no GGUF file."
+        return f"'{path}' is neither a folder of models, nor a model.py, nor a GGUF file."
     if is_model_folder(path):
         return ""
     try:
