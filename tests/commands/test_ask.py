@@ -47,6 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     write_model(folder, "large", config=io_config(dims="3, 224, 224"))
     write_model(folder, "words", WORDS, io_config("STRING", "1", 4, "model_transaction_policy { decoupled: true }"))
     write_model(folder, "streams", WORDS, io_config("FP16", "1", 0, "model_transaction_policy { decoupled: true }"))
+    write_model(folder, "bare", config='backend: "python"\n')
     write_model(folder, "broken", "import nothing_of_that_name\n")
     with Serving(folder, "--exit-on-error=false") as serving:
         yield serving
@@ -135,6 +136,11 @@ def test_without_inputs_it_says_what_the_model_takes(server: Serving, tmp_path: 
     assert done.stdout.startswith("OUTPUT0 "), done.stderr
 
 
+def test_a_model_that_declares_nothing(server: Serving) -> None:
+    done = ask(server, "bare")
+    assert done.stdout == "bare declares no inputs or outputs, in config.pbtxt or by auto_complete_config.\n"
+
+
 def test_without_a_model_only_the_model_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     """Inputs may be left out: the command then prints what the model takes."""
     with pytest.raises(SystemExit):
@@ -149,7 +155,10 @@ TAKES = "takes INPUT0 (FP32 [-1,-1])"
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ("row INPUT0=1", "there is no model 'row'. Did you mean 'rows'? The server has: broken, flags, half, large, "),
+        (
+            "row INPUT0=1",
+            "there is no model 'row'. Did you mean 'rows'? The server has: bare, broken, flags, ",
+        ),
         ("broken INPUT0=1", "model 'broken' does not serve: "),
         ("rows --version=7", "Request for unknown model: 'rows' version 7 is not found"),
         ("rows INPUTO=1", f"there is no input 'INPUTO': did you mean 'INPUT0'? The model 'rows' {TAKES}"),

@@ -7,6 +7,8 @@ import http.client
 import os
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -206,6 +208,18 @@ def test_certificates_are_exchanged(repository: Path, tmp_path: Path) -> None:
         eventually(lambda: served_serial(serving.port, context) == third)
 
 
+def test_ask_names_what_makes_a_certificate_trusted(serving: Serving, certificates: Certificates) -> None:
+    command = [sys.executable, "-m", "stubserve", "ask", f"--url=https://127.0.0.1:{serving.port}", "nosuch"]
+    trusting = {**os.environ, "SSL_CERT_FILE": str(certificates.root)}
+    told, known = (
+        subprocess.run(command, capture_output=True, text=True, check=False, env=environment).stderr
+        for environment in ({**os.environ}, trusting)
+    )
+    assert "is not trusted" in told
+    assert "SSL_CERT_FILE" in told
+    assert "there is no model 'nosuch'" in known
+
+
 def _encrypted(key: str) -> str:
     pem = serialization.load_pem_private_key(key.encode(), None).private_bytes(
         serialization.Encoding.PEM,
@@ -219,7 +233,7 @@ def _encrypted(key: str) -> str:
     ("broken", "told"),
     [
         ("cert missing", "/nosuch.pem: No such"),
-        ("key is a certificate", r'{root}: there is no private key in PEM"'),
+        ("key is a certificate", r"{root}: there is no private key in PEM\. The files for TLS are those of --http-"),
         ("certificate is a key", r"{key}: there is no certificate in PEM"),
         ("key of another", r"{certificate}: the certificate and the private key {other} cannot be used together"),
         ("encrypted key", r"{other}: the private key is encrypted"),

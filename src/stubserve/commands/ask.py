@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import shutil
+import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -89,6 +90,9 @@ class _Server:
             raise NoAnswer(_refusal(error, self.url), error.code) from None
         except OSError as error:
             reason = getattr(error, "reason", error)
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                text = f"the certificate of {self.url} is not trusted ({reason.verify_message})"
+                raise NoAnswer(f"{text}: the variable SSL_CERT_FILE names its authority's file") from None
             advice = f"start one with 'stubserve serve', or say with --url where it is (without it: {DEFAULT_URL})"
             raise NoAnswer(f"no server answers at {self.url} ({reason}): {advice}") from None
         except (ValueError, http.client.HTTPException) as error:
@@ -170,6 +174,9 @@ def _unknown(server: _Server, model: str) -> NoAnswer | None:
 
 def _describe(metadata: dict[str, Any], config: dict[str, Any], inputs: list[ModelInput], url: str | None) -> None:
     """Prints a model's inputs and outputs, and a command line to copy."""
+    if not inputs and not metadata.get("outputs"):
+        print(f"{metadata['name']} declares no inputs or outputs, in config.pbtxt or by auto_complete_config.")
+        return
     print(f"{metadata['name']} takes")
     for wanted in inputs:
         print(f"  {wanted}")
