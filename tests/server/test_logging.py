@@ -401,6 +401,18 @@ def test_each_call_has_a_line_where_that_is_wanted(tmp_path: Path) -> None:
         server.wait_for(line("ModelInfer", ended))
 
 
+def test_a_log_file_that_cannot_be_opened_is_named_once(tmp_path: Path) -> None:
+    server = Serving(tmp_path, f"--log-file={tmp_path}/nowhere/log")
+    server.start()
+    try:
+        assert server.process.wait(PATIENCE_S) == 1
+        text = f"error: creating server: --log-file={tmp_path}/nowhere/log: No such file or directory"
+        server.wait_for(re.escape(text))
+        assert server.output.count(text) == 1
+    finally:
+        server.stop()
+
+
 def test_a_log_file_on_a_full_disk(tmp_path: Path) -> None:
     """Lines are lost and counted, and it is said where it can be; when there is room again the log goes on."""
     write_model(tmp_path / "models", "talks", TALKS)

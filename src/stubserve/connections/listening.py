@@ -71,7 +71,11 @@ def explained(error: OSError, protocol: str) -> str:
     """Why a protocol cannot be served, and what to do; its flags are `--<protocol>-port` and `--<protocol>-address`."""
     reason = error.strerror or str(error)
     if error.filename is not None:
-        return f"{error.filename}: {reason}"
+        front = "grpc" if protocol == "grpc" else "http"
+        return (
+            f"{error.filename}: {reason}. The files for TLS are those of --{front}-server-cert, --{front}-server-key "
+            f"and --{front}-root-cert."
+        )
     if error.errno == errno.EADDRINUSE:
         return f"{reason}. Is another server running? Choose another --{protocol}-port."
     if error.errno == errno.EACCES:

@@ -76,7 +76,9 @@ def _create(settings: Settings) -> Server:
     try:
         server = Server(settings)
     except OSError as error:
-        raise CannotServe(f"error: creating server: {refusals.explained(error)}") from None
+        flag = "--log-file=" if error.filename == settings.logging.file else ""
+        place = f"{flag}{error.filename}: " if error.filename else ""
+        raise CannotServe(f"error: creating server: {place}{refusals.explained(error)}") from None
     except (ConfinementError, TokenFileError) as error:
         raise CannotServe(f"error: creating server: {error}") from None
     for notice in settings.notices:
@@ -124,7 +126,8 @@ async def _start(server: Server, ports: Ports, manager: ServiceManager, signals:
 def _refuse(settings: Settings, text: str) -> int:
     """Says why the server does not start; also on stderr if the log goes to a file. Returns the exit code."""
     log.error("%s", text)
-    if settings.logging.file:
+    # Where even the log cannot be opened, the line above is on stderr.
+    if settings.logging.file and log.hasHandlers():
         print(text, file=sys.stderr)
     return 1
 
