@@ -449,8 +449,12 @@ def test_the_models(serving: Serving) -> None:
 
 
 def test_the_routes_are_off_by_default(tmp_path: Path) -> None:
-    with Serving(tmp_path) as server:
-        assert server.get("/v1/models").json() == {"error": "Not Found"}
+    with Serving(tmp_path, "--try-page=false") as server:
+        off = "Not Found: OpenAI's routes are served on this port with --openai"
+        assert server.get("/v1/models").error == off
+        assert "--try-page" in server.get("/chat").error
+        assert "--try-page" in server.get("/try").error
+        assert server.get("/v3/models").error == "Not Found"
 
 
 # Clients that read slowly, clients that go, stubs that die, rights

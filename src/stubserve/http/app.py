@@ -151,6 +151,15 @@ def _table(server: ServerFacts, try_page: bool) -> list[_Row]:
     return table
 
 
+def _switched_off(path: str, try_page: bool, openai: bool) -> str:
+    """The flag that a path needs, as the end of an error; empty if no flag would make a difference."""
+    if path in ("/try", "/chat") and not try_page:
+        return ": this page is served with --try-page, or where --http-address is a loopback address"
+    if (path == "/chat" or path.startswith("/v1/")) and not openai:
+        return ": OpenAI's routes are served on this port with --openai"
+    return ""
+
+
 def create_app(
     server: ServerFacts,
     lifespan: Any = None,
@@ -190,7 +199,7 @@ def create_app(
         return error_response(internal("unexpected error while the request was handled; see the server's log"))
 
     async def no_route(request: Request, error: Exception) -> Response:
-        return json_response({"error": "Not Found"}, 404)
+        return json_response({"error": f"Not Found{_switched_off(request.url.path, try_page, openai)}"}, 404)
 
     app = Starlette(
         routes=routes,
