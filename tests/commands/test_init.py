@@ -12,6 +12,7 @@ import pytest
 from stubserve.checking.repository import check_repositories
 from stubserve.commands import init
 from tests.conftest import ROOT
+from tests.documentation.pages import blocks, words_of
 from tests.real_server import PATIENCE_S, Serving
 
 
@@ -63,19 +64,31 @@ def test_a_name_that_no_model_can_have_is_refused(tmp_path: Path, capsys: pytest
 def test_a_new_backend_is_installed_tested_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, site = tmp_path / "forest", tmp_path / "site"
     # What docs/backends.md shows, but that this environment stays as it is.
-    shown = "stubserve init --backend forest\npip install -e forest\npython -m pytest forest\n"
+    shown = "stubserve init --backend forest\npip install pytest -e forest\npython -m pytest forest\n"
     assert f"```sh\n{shown}```" in (ROOT / "docs" / "backends.md").read_text()
     assert init.run(["--backend", str(folder)]) == 0
-    assert f"pip install -e {folder}" in capsys.readouterr().out
+    assert f"pip install pytest -e {folder}" in capsys.readouterr().out
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--target", str(site), str(folder)], check=True, timeout=PATIENCE_S)
     environment = {**os.environ, "PYTHONPATH": str(site)}
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
     done = subprocess.run(tests, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
+    section = (
+        (ROOT / "docs" / "backends.md").read_text().partition("## A backend of your own\n")[2].partition("\n## ")[0]
+    )
+    written, asked = blocks(section)[1:]
+    *commands, (serve, _) = written.commands
+    for command, _ in commands:
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    assert serve == "stubserve serve models"
+    [(ask, answer)] = asked.commands
+    with Serving(tmp_path / "models", environment={"PYTHONPATH": str(site)}) as server:
+        url = {**environment, "STUBSERVE_URL": f"http://127.0.0.1:{server.port}"}
+        words = [sys.executable, "-m", *words_of(ask)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, env=url)
+    assert done.stdout == answer, done.stderr
     version = tmp_path / "models" / "triple" / "1"
-    version.mkdir(parents=True)
-    (version / "model.forest").write_text("3\n")
     (version.parent / "config.pbtxt").write_text(
         'backend: "forest"\nparameters { key: "FACTOR" value { string_value: "many" } }\n'
     )

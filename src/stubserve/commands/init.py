@@ -123,6 +123,6 @@ def _next_steps_of_backend(folder: Path) -> list[str]:
     backend = folder / f"stubserve_{folder.absolute().name}" / "backend.py"
     return [
         f"{folder}: a package whose backend multiplies its input; edit {backend} to make it yours.",
-        f'  pip install -e {name}    lets the server find it: backend: "{folder.absolute().name}"',
+        f'  pip install pytest -e {name}    lets the server find it: backend: "{folder.absolute().name}"',
         f"  python -m pytest {name}    tests it in a server",
     ]

@@ -1,4 +1,4 @@
-"""The backend newbackend: `model.newbackend` holds a number, and OUTPUT is INPUT multiplied with it."""
+"""The backend newbackend: `model.newbackend` holds a number, and OUTPUT is INPUT multiplied by it."""
 
 import os
 

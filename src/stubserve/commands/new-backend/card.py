@@ -5,7 +5,7 @@ from stubserve_stub.backends.card import FILE, ON_CPUS, Card, ModelFile, Paramet
 CARD = Card(
     "newbackend",
     "stubserve_newbackend.backend:Backend",
-    # A version's folder with this file is a model of the backend, without a config.pbtxt, too.
+    # A version folder with this file is a model of the backend. It needs no config.pbtxt.
     files=(ModelFile("model.newbackend", shape=FILE),),
     # Models may bring an environment of their own (EXECUTION_ENV_PATH); this package has to be installed there, too.
     in_environments=True,
@@ -14,5 +14,5 @@ CARD = Card(
     # What a model needs beside this package. Without it a load is refused, and `stubserve check` says so.
     package="numpy",
     checks_config="stubserve_newbackend.options:check",
-    parameters=(Parameter("FACTOR", "number", "What inputs are multiplied with, in place of the file's number."),),
+    parameters=(Parameter("FACTOR", "number", "The number to multiply inputs by, in place of the file's."),),
 )
