@@ -39,7 +39,10 @@ def test_repeated_flags_collect() -> None:
 
 def test_backend_settings_without_effect_are_said() -> None:
     (notice,) = parse_arguments(["m", "--backend-config=python,shm-default-byte-size=1048576"]).notices
-    assert notice.startswith("--backend-config=python,shm-default-byte-size=1048576 has no effect")
+    assert notice.startswith("--backend-config=python,shm-default-byte-size=1048576 has no effect: shared memory is")
+    # A backend of somebody else's may read it.
+    (notice,) = parse_arguments(["m", "--backend-config=tensorflow,version=2"]).notices
+    assert notice == "--backend-config=tensorflow,version=2 has no effect on the backends that come with stubserve"
 
 
 def test_a_backends_own_setting_goes_before_that_of_all() -> None:

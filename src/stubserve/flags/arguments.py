@@ -97,8 +97,12 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
     settings = _grouped(with_platform(values, os.environ))
     _check(settings)
     notices += [
-        f"--backend-config={backend},{setting}={value} has no effect: shared memory is one arena here (--shm-limit), "
-        "and stubs have no pools or timeouts to set"
+        f"--backend-config={backend},{setting}={value} "
+        + (
+            "has no effect: shared memory is one arena here (--shm-limit), and stubs have no pools or timeouts to set"
+            if backend == "python"
+            else "has no effect on the backends that come with stubserve"
+        )
         for backend, setting, value in settings.instances.backend_config
         if setting not in _BACKEND_SETTINGS
     ]
