@@ -215,6 +215,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, signals: Path) -> Iterator[
     write_model(repository, "relay", RELAY)
     write_model(repository, "twice", TWICE, TWO_OUTPUTS)
     write_model(repository, "slow", SLOW)
+    # What has never been quick gets no request ahead of time, so all but one wait in the queue.
+    write_model(repository, "stuck", SLOW)
     write_model(repository, "chatty", CHATTY)
     write_model(repository, "counter", COUNTER, DECOUPLED)
     write_model(repository, "fragile", FRAGILE, DECOUPLED)
@@ -810,25 +812,25 @@ def test_everybody_who_waits_for_a_model_that_dies_hears_of_it(server: Serving, 
     results: list[Any] = []
     source = """
 async def main():
-    answers = await asyncio.gather(*(request("slow", np.zeros(9, np.float32)).async_exec() for _ in range(3)))
+    answers = await asyncio.gather(*(request("stuck", np.zeros(9, np.float32)).async_exec() for _ in range(3)))
     return [outcome(answer) for answer in answers]
 with ThreadPoolExecutor(4) as pool:
-    waiting = [pool.submit(call, "slow", np.zeros(9, np.float32)) for _ in range(3)]
+    waiting = [pool.submit(call, "stuck", np.zeros(9, np.float32)) for _ in range(3)]
     waiting.append(pool.submit(asyncio.run, main()))
-    first = call("slow", np.zeros(9, np.float32))
+    first = call("stuck", np.zeros(9, np.float32))
     *threads, coroutines = [one.result() for one in waiting]
 result = [first, *threads, *coroutines]
 """
     caller = threading.Thread(target=lambda: results.append(run(server, source)))
     caller.start()
     process = process_in(signals / "running")
-    queued = 'nv_inference_pending_request_count{model="slow",version="1"} 6'
+    queued = 'nv_inference_pending_request_count{model="stuck",version="1"} 6'
     eventually(lambda: queued in server.metrics().body.decode())
     os.kill(process, signal.SIGKILL)
     caller.join(PATIENCE_S)
     assert len(results[0]) == 7
-    assert all("Stub process 'slow_0' is not healthy" in result for result in results[0])
-    wait_until_back(server, "slow")
+    assert all("Stub process 'stuck_0' is not healthy" in result for result in results[0])
+    wait_until_back(server, "stuck")
 
 
 def test_a_decoupled_model_dies_between_two_responses(server: Serving) -> None:
