@@ -391,6 +391,25 @@ def test_a_stream_through_an_ensemble(repository: Path, count: int) -> None:
         assert [event["OUTPUT0"] for event in events] == [number + 1 for number in range(count)]
 
 
+def test_steps_that_are_paused_and_wait_for_each_other(repository: Path) -> None:
+    """A step that is paused keeps the only instance of its model, and a later step may need that to catch up."""
+    for name in ("counter", "other"):
+        write_model(repository, name, COUNTER, io_config(extra=DECOUPLED))
+    stream = CALLER.replace("answer = call.exec()", "answer = next(call.exec(decoupled=True))")
+    write_model(repository, "caller", stream.replace("answer.output_tensors()", "request.inputs()"), calls("counter"))
+    write_chain(repository, "there", "counter", "other")
+    write_chain(repository, "back", "other", "counter")
+    write_chain(repository, "round", "counter", "caller")
+    count = 90  # more than may be under way between two steps
+    with Serving(repository) as server, connected(server) as grpc, ThreadPoolExecutor() as clients:
+
+        def ask(ensemble: str) -> int:
+            return len(grpc.stream(grpc_request(ensemble, [float(count)])))
+
+        assert ask("round") == count
+        assert list(clients.map(ask, ("there", "back"))) == [sum(range(count))] * 2
+
+
 def test_a_client_that_leaves_a_stream_stops_it(repository: Path) -> None:
     endless = COUNTER.replace("range(int(request.inputs()[0].as_numpy()[0]))", "endless(request)").replace(
         "class TritonPythonModel:",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 from stubserve_stub.wire.options import NO_OPTIONS, RequestOptions
@@ -62,10 +62,11 @@ class ResponseStream:
     """The state of a request that has more than one response, or a slow reader.
 
     `responses`: how many have been counted, with the time at which the model sent the last. `answered`: whether the
-    first has been timed (`latencies`). `owed`: to be called when the reader continues.
+    first has been timed (`latencies`). `owed`: to be called when the reader continues. `behind`: what the reader itself
+    waits for, as `Waiter.waits_for` has it.
     """
 
-    __slots__ = ("answered", "last_ns", "owed", "paused", "responses")
+    __slots__ = ("answered", "behind", "last_ns", "owed", "paused", "responses")
 
     def __init__(self) -> None:
         self.responses = 0
@@ -73,6 +74,7 @@ class ResponseStream:
         self.last_ns = 0
         self.paused = False
         self.owed: list[Callable[[], None]] = []
+        self.behind: Callable[[], Sequence[Any]] = tuple
 
 
 class Request:

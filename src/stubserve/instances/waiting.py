@@ -8,14 +8,18 @@ in a dead end for ever: no instance outside can wake a circle.
 Such a circle closes with its last blocking call. So the search is needed only when a call begins, and it is always the
 newest call that fails; the others go on, with its error at the end of their chain. It costs a look at the target's
 instances, unless all of them wait.
+
+A request that is paused, until a model has caught up with its answers, keeps its instance meanwhile. Such a pause may
+be part of a circle, too. It is lifted then, and nothing fails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from stubserve.inference.request import Request
-from stubserve.inference.served_model import BlockingCall, ServedModel, Waiter
+from stubserve.inference.served_model import BlockingCall, Takers, Waiter
 
 
 class Coming:
@@ -29,7 +33,15 @@ class Coming:
         return False
 
 
-def dead_end(caller: Waiter, model: ServedModel, request: Request | None) -> list[str] | None:
+class Pause(NamedTuple):
+    """A pause until any instance of `model` has gone on; `lift` ends it before, and for good."""
+
+    model: Takers
+    lift: Callable[[], None]
+    request: Request | None = None
+
+
+def dead_end(caller: Waiter, model: Takers, request: Request | None) -> list[str] | None:
     """The chain of instances from `caller` on, each waiting for the next, if its call can never be answered; else None.
 
     `request` is the call's if it has been submitted; None if it is about to be.
@@ -40,6 +52,7 @@ def dead_end(caller: Waiter, model: ServedModel, request: Request | None) -> lis
             return None
     # For each instance, a list of lists: of each list, one member must go on
     needs: dict[int, list[Sequence[Waiter]]] = {id(caller): [first]}
+    pauses: dict[int, list[Pause]] = {}
     free: set[int] = set()
     todo = list(first)
     while todo:
@@ -51,6 +64,7 @@ def dead_end(caller: Waiter, model: ServedModel, request: Request | None) -> lis
             free.add(id(waiter))
             continue
         needs[id(waiter)] = [call.model.takers(call.request) for call in calls]
+        pauses[id(waiter)] = [call for call in calls if isinstance(call, Pause)]
         for takers in needs[id(waiter)]:
             todo.extend(takers)
     while True:
@@ -64,6 +78,9 @@ def dead_end(caller: Waiter, model: ServedModel, request: Request | None) -> lis
         free |= freed
     if not first or any(id(taker) in free for taker in first):
         return None
+    lifted = [pause.lift() for waiter, held in pauses.items() if waiter not in free for pause in held]
+    if lifted:
+        return dead_end(caller, model, request)
     chain = [caller.name]
     seen = {id(caller)}
     waiter = first[0]

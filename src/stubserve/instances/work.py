@@ -18,11 +18,11 @@ from stubserve_stub.wire.messages import Entry, WireResponse
 from stubserve_stub.wire.ring import RingReader, RingWriter, read_doorbell
 
 from stubserve.inference.request import Request, Response
-from stubserve.inference.served_model import ModelFinder
+from stubserve.inference.served_model import BlockingCall, ModelFinder
 from stubserve.inference.tensor import drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.batch import InFlightBatch, hold_inputs, pack_batch, read_response, read_result
-from stubserve.instances.bls import StubCall, StubCalls
+from stubserve.instances.bls import StubCalls
 from stubserve.instances.rings import AnswerRing, RequestRing
 from stubserve.instances.stub_devices import StubDevices
 from stubserve.instances.stub_process import StubProcess
@@ -340,6 +340,10 @@ class StubWork:
     def has(self, request: Request) -> bool:
         return self._requests.key_of(request) is not None
 
-    def waits_for(self) -> Sequence[StubCall]:
-        """The model's own requests that the stub's batch needs to finish."""
-        return self.calls.blocking() if self._requests.batches else ()
+    def waits_for(self) -> Sequence[BlockingCall]:
+        """The model's own requests that the stub's batch needs to finish, and what its paused requests wait for."""
+        if not (self._requests.batches or self.full):
+            return ()
+        streams = [one.stream for one in self._requests.all() if one.stream is not None and one.stream.paused]
+        calls = self.calls.blocking() if self._requests.batches else ()
+        return [*calls, *(wait for stream in streams for wait in stream.behind())]

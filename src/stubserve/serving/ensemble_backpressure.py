@@ -10,15 +10,19 @@ always opens. For this reason a run does not wait for a step that still lacks th
 **Pauses.** A step that answers many times is paused while the reader of the ensemble is behind, while a step that reads
 its outputs waits at a gate, and while such a step has many requests under way. It resumes when none of that is so. A
 step waits only for later steps, so no two wait for each other. A step whose model also makes a later step does not
-wait: it could have the only instance that this one needs.
+wait: it could have the only instance that this one needs. Where a later step waits for the paused model in any other
+way (through a model that calls it, or another ensemble), the pause is lifted (`instances.waiting`).
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from stubserve.inference.request import Request
+from stubserve.inference.served_model import BlockingCall, ServedModel
+from stubserve.instances.waiting import Pause, dead_end
 from stubserve.schedulers.ensemble.flow import StepRun
 from stubserve.schedulers.ensemble.plan import Step
 from stubserve.serving.ensemble_steps import FlowTensor
@@ -135,19 +139,26 @@ class RunsAtGates:
 class StepPauses:
     """The pauses of one run; the responses of the run go to the reader of `request`.
 
-    `readers` are the steps that read a step's outputs, for steps that may wait for them. `at_gates` are the runs at
-    gates, if the ensemble has gates.
+    `members` are the models of the steps, by step index. `readers` are the steps that read a step's outputs, for steps
+    that may wait for them. `at_gates` are the runs at gates, if the ensemble has gates.
     """
 
     def __init__(
-        self, request: Request, readers: Mapping[Step, Collection[Step]], at_gates: RunsAtGates | None
+        self,
+        request: Request,
+        members: Mapping[int, ServedModel],
+        readers: Mapping[Step, Collection[Step]],
+        at_gates: RunsAtGates | None,
     ) -> None:
         self._request = request
+        self._members = members
         self._readers = readers
         self._at_gates = at_gates
         # Requests of each step that are under way or wait
         self._load: Counter[Step] = Counter()
         self._paused: dict[Request, Step] = {}
+        # Those that wait for no later step any more
+        self._lifted: set[Request] = set()
 
     def begun(self, step: Step) -> None:
         self._load[step] += 1
@@ -159,13 +170,20 @@ class StepPauses:
 
     def keep(self, request: Request, step: Step) -> None:
         """Pauses a request of this step that has just answered and is not over, if needed."""
-        if self._is_ahead(step):
-            request.pause()
-            self._paused[request] = step
-            self.go_on()
+        if not self._is_ahead(request, step):
+            return
+        request.pause()
+        self._paused[request] = step
+        request.streamed().behind = partial(self._behind, request)
+        self.go_on()
+        for wait in self._behind(request):
+            takers = self._members[step.index].takers(request)
+            if any(dead_end(taker, wait.model, wait.request) is not None for taker in takers):
+                self._lift(request)
 
     def forget(self, request: Request) -> None:
         self._paused.pop(request, None)
+        self._lifted.discard(request)
 
     def go_on(self) -> None:
         """Resumes requests that need not wait any longer."""
@@ -175,15 +193,34 @@ class StepPauses:
                 self._request.when_read(self.go_on)
             return
         for request, step in list(self._paused.items()):
-            if not self._is_ahead(step) and self._paused.pop(request, None) is not None:
+            if not self._is_ahead(request, step) and self._paused.pop(request, None) is not None:
                 request.resume()
 
-    def _is_ahead(self, step: Step) -> bool:
+    def _lift(self, request: Request) -> None:
+        self._lifted.add(request)
+        self.go_on()
+
+    def _behind(self, request: Request) -> Sequence[BlockingCall]:
+        """What a paused request waits for; nothing that is known while a client is behind."""
+        stream = self._request.stream
+        if stream is not None and stream.paused:
+            known: Sequence[BlockingCall] = stream.behind()
+            return known
+        step = self._paused.get(request)
+        if step is None or request in self._lifted:
+            return ()
+        later = {*self._full(step), *(run.step for run in self._at_gates or ())}
+        return [Pause(self._members[one.index], partial(self._lift, request)) for one in later]
+
+    def _is_ahead(self, request: Request, step: Step) -> bool:
         stream = self._request.stream
         if stream is not None and stream.paused:
             return True
+        return request not in self._lifted and any(True for _ in self._full(step))
+
+    def _full(self, step: Step) -> Iterator[Step]:
+        """The readers of a step that have enough to do."""
         at_gates = self._at_gates
-        return any(
-            self._load[reader] >= _MANY or (at_gates is not None and at_gates.wait_before(reader))
-            for reader in self._readers.get(step, ())
-        )
+        for reader in self._readers.get(step, ()):
+            if self._load[reader] >= _MANY or (at_gates is not None and at_gates.wait_before(reader)):
+                yield reader

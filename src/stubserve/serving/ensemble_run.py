@@ -212,7 +212,7 @@ class EnsembleRun:
                 if self._pauses is None:
                     entangled = self._ensemble.entangled
                     readers = {one: later for one, later in flow.route.followers.items() if one not in entangled}
-                    self._pauses = StepPauses(self.request, readers, self._at_gates)
+                    self._pauses = StepPauses(self.request, self._members, readers, self._at_gates)
                     for under_way in [*(one.run for one in self._calls), *(self._at_gates or ())]:
                         self._pauses.begun(under_way.step)
                 self._pauses.keep(request, run.step)
