@@ -30,6 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     repository = tmp_path_factory.mktemp("repository")
     write_model(repository, "echo", config=io_config(max_batch_size=8))
     write_model(repository, "fails", FAILS)
+    write_model(repository, "mortal")
     write_model(repository, "broken", f"raise ImportError({EVIL!r})")
     with Serving(repository, "--exit-on-error=false", "--strict-readiness=false") as running:
         running.wait_for("failed to load 'broken'")
@@ -67,12 +68,12 @@ def test_the_data(server: Serving) -> None:
 def test_a_stub_that_has_died_is_seen(server: Serving) -> None:
     def restarts() -> int:
         models = {model["name"]: model for model in status(server)["models"]}
-        count: int = models["echo"]["instances"][0]["restarts"]
+        count: int = models["mortal"]["instances"][0]["restarts"]
         return count
 
     before = restarts()
     models = {model["name"]: model for model in status(server)["models"]}
-    os.kill(models["echo"]["instances"][0]["pid"], signal.SIGKILL)
+    os.kill(models["mortal"]["instances"][0]["pid"], signal.SIGKILL)
     eventually(lambda: restarts() == before + 1)
 
 
