@@ -94,6 +94,8 @@ def test_a_name_loads_and_unloads_all_that_it_stands_for(server: Serving, reposi
     write_model(repositories[1], "both", NUMBER.format(22, 22))
     assert load(server, "both").status == 200
     assert [values(run(server, f"ends_in_{place}", 0)) for place in ("first", "second")] == [[1], [22]]
+    write_model(repositories[1], "both", NUMBER.format(2, 2))
+    assert load(server, "both").status == 200
 
 
 def test_without_it_a_name_in_two_repositories_is_served_from_neither(repositories: tuple[Path, Path]) -> None:

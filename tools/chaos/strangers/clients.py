@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import socket
 import time
 from typing import Any
-
-from tools.fuzz import mutation
 
 from ..grpc_clients import Unary
 from ..http_clients import Binary, HttpClient, Sums, Vanishing, read
@@ -128,7 +127,7 @@ def completed(client: HttpClient, body: dict[str, Any]) -> str:
     return said
 
 
-MEMBERS = {
+MEMBERS: dict[str, Any] = {
     "model": "words",
     "messages": [{"role": "user", "content": [{"type": "text", "text": "1 2"}]}],
     "prompt": ["1 2", "3"],
@@ -145,19 +144,16 @@ MEMBERS = {
 
 
 class Bodies(HttpClient):
-    """Any body on any of OpenAI's routes: an answer, or an error with words."""
-
-    def __init__(self, world: World, seed: int) -> None:
-        super().__init__(world, seed)
-        # Most would say that one of the two is missing.
-        some = [{name: MEMBERS[name] for name in (*kept, "model")} for kept in (["prompt", "n"], ["messages", "tools"])]
-        seeds = [json.dumps(members).encode() for members in (MEMBERS, *some)]
-        words = [json.dumps(value).encode() for value in MEMBERS.values()]
-        self._bodies = mutation.inputs(seeds, words, 1 << 60, seed)
+    """Any members on any of OpenAI's routes, with the value of their own or another: an answer, or an error."""
 
     def ask(self) -> None:
+        names = self.random.sample(list(MEMBERS), self.random.randrange(len(MEMBERS)))
+        body: dict[str, Any] = {"model": "words"}
+        for name in names:
+            other = self.random.choice([name] * 6 + names)
+            body[name] = MEMBERS[other]
         route = self.random.choice(["chat/completions", "completions", "embeddings"])
-        read(self.post(f"/v1/{route}", next(self._bodies)))
+        read(self.post(f"/v1/{route}", json.dumps(body).encode()))
 
 
 class Poison(HttpClient):
@@ -215,14 +211,20 @@ class FrontSums(Fronted, Sums):
 
     def ask(self) -> None:
         value, begins, ends = self.steps.next()
-        tensor = {"name": "X", "datatype": "INT32", "shape": [1, 1], "data": [value]}
-        members = {"inputs": [tensor], "parameters": self.steps.parameters(begins, ends), "id": '"sequence_id": 7'}
-        names = self.random.sample(list(members), len(members))
-        text = json.dumps({name: members[name] for name in names}, ensure_ascii=self.random.random() < 0.5)
-        if self.random.random() < 0.3:
-            text = text.replace('"sequence_id"', self.random.choice(['"sequence\\u005fid"', '"sequence_id" \t']))
-        answer = json.loads(read(self.post("/v2/models/sums/infer", text.encode())))
+        body = spelled(value, self.steps.parameters(begins, ends), self.random)
+        answer = json.loads(read(self.post("/v2/models/sums/infer", body)))
         self.steps.check(answer["outputs"][0]["data"][0])
+
+
+def spelled(value: int, parameters: dict[str, Any], chance: random.Random) -> bytes:
+    """A step of a sequence, in one of the ways in which JSON may say it."""
+    tensor = {"name": "X", "datatype": "INT32", "shape": [1, 1], "data": [value]}
+    members = {"inputs": [tensor], "parameters": parameters, "id": '"sequence_id": 7'}
+    names = chance.sample(list(members), len(members))
+    text = json.dumps({name: members[name] for name in names}, ensure_ascii=chance.random() < 0.5)
+    if chance.random() < 0.3:
+        text = text.replace('"sequence_id"', chance.choice(['"sequence\\u005fid"', '"sequence_id" \t']))
+    return text.encode()
 
 
 class FrontSettings(Fronted):

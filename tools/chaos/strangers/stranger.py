@@ -111,7 +111,7 @@ class Stranger:
 
 
 def _lines(file: Iterator[bytes]) -> Iterator[bytes]:
-    return iter(lambda: next(file).rstrip(b"\r\n"), b"")  # type: ignore[arg-type]
+    return iter(lambda: next(file).rstrip(b"\r\n"), b"")
 
 
 def _begin(port: int) -> socket.socket:

@@ -49,6 +49,9 @@ class Echo:
     def on_cancel(self) -> None:
         pass
 
+    def stop(self) -> None:
+        pass
+
 
 METHODS = {
     "/a/Unary": Method(lambda call: Echo(True, call), True, True),

@@ -46,6 +46,8 @@ class AgentProcess:
                 self._start()
             number = next(self._numbers)
             self._waiting[number] = answers
+            # Another call may start the next one before this one tells why its own has died.
+            process = self._process
             assert self._connection is not None
             try:
                 self._connection.sendall(json.dumps({"id": number, **asked}).encode() + b"\n")
@@ -53,7 +55,7 @@ class AgentProcess:
                 answers.put(None)  # the process has just died
         answer = answers.get()
         if answer is None:
-            raise internal(f"repository agent '{self.name}' has died{self._cause()}")
+            raise internal(f"repository agent '{self.name}' has died{_cause(process)}")
         if "error" in answer:
             raise internal(f"repository agent '{self.name}': {answer['error']}")
         folder: str | None = answer["folder"]
@@ -80,17 +82,18 @@ class AgentProcess:
         threading.Thread(target=_read, args=(ours, self._waiting), daemon=True).start()
         answer = ready.get()
         if answer is None or "error" in answer:
-            why = self._cause() if answer is None else f": {answer['error']}"
+            why = _cause(self._process) if answer is None else f": {answer['error']}"
             raise internal(f"repository agent '{self.name}' ({file}) cannot be started{why}")
 
-    def _cause(self) -> str:
-        if self._process is None:
-            return ""
-        try:
-            code = self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            return ""
-        return f" of signal {-code}" if code < 0 else f" with exit code {code}"
+
+def _cause(process: subprocess.Popen[bytes] | None) -> str:
+    if process is None:
+        return ""
+    try:
+        code = process.wait(5)
+    except subprocess.TimeoutExpired:
+        return ""
+    return f" of signal {-code}" if code < 0 else f" with exit code {code}"
 
 
 def _read(connection: socket.socket, waiting: dict[int, queue.SimpleQueue[dict[str, Any] | None]]) -> None:
