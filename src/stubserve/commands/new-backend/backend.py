@@ -16,6 +16,7 @@ FP32 = BY_NAME["FP32"].number
 class Backend(ArrayBackend):
     def describe(self, config, version_dir):
         # The inputs and outputs that the model's file has; -1 is a dimension of any size, and the first is the batch's.
+        # Called before `load`: a backend whose file knows them reads the file here, and keeps it for `load`.
         inputs = [TensorInfo("INPUT", FP32, [-1, -1])]
         outputs = [TensorInfo("OUTPUT", FP32, [-1, -1])]
         return Contract({one.name: one for one in inputs}, {one.name: one for one in outputs})
@@ -31,5 +32,6 @@ class Backend(ArrayBackend):
         self.factor = np.float32(number if factor is None else factor)
 
     def predict(self, inputs, outputs):
-        # A whole batch: one array for each input, and one for each output.
+        # A whole batch: one array for each input, and one for each output, of the type that `describe` says
+        # (`.astype(...)`). An exception is the answer to all requests of the batch.
         return {"OUTPUT": inputs["INPUT"] * self.factor}

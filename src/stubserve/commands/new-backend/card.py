@@ -11,7 +11,8 @@ CARD = Card(
     in_environments=True,
     devices=ON_CPUS,
     gathers=True,
-    # What a model needs beside this package. Without it a load is refused, and `stubserve check` says so.
+    # The module that the backend imports. `stubserve check` says so where the server has none, for a model without an
+    # environment of its own.
     package="numpy",
     checks_config="stubserve_newbackend.options:check",
     parameters=(Parameter("FACTOR", "number", "The number to multiply inputs by, in place of the file's."),),
