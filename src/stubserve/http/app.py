@@ -152,11 +152,11 @@ def _table(server: ServerFacts, try_page: bool) -> list[_Row]:
 
 
 def _switched_off(path: str, try_page: bool, openai: bool) -> str:
-    """The flag that a path needs, as the end of an error; empty if no flag would make a difference."""
+    """The flag that a path needs, in a sentence; empty if no flag would make a difference."""
     if path in ("/try", "/chat") and not try_page:
-        return ": this page is served with --try-page, or where --http-address is a loopback address"
+        return "this page is served with --try-page, or where --http-address is a loopback address"
     if (path == "/chat" or path.startswith("/v1/")) and not openai:
-        return ": OpenAI's routes are served on this port with --openai"
+        return "OpenAI's routes are served on this port with --openai"
     return ""
 
 
@@ -199,7 +199,8 @@ def create_app(
         return error_response(internal("unexpected error while the request was handled; see the server's log"))
 
     async def no_route(request: Request, error: Exception) -> Response:
-        return json_response({"error": f"Not Found{_switched_off(request.url.path, try_page, openai)}"}, 404)
+        why = _switched_off(request.url.path, try_page, openai)
+        return json_response({"error": f"Not Found: {why}" if why else "Not Found"}, 404)
 
     app = Starlette(
         routes=routes,

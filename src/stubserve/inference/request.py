@@ -62,8 +62,8 @@ class ResponseStream:
     """The state of a request that has more than one response, or a slow reader.
 
     `responses`: how many have been counted, with the time at which the model sent the last. `answered`: whether the
-    first has been timed (`latencies`). `owed`: to be called when the reader continues. `behind`: what the reader itself
-    waits for, as `Waiter.waits_for` has it.
+    first has been timed (`latencies`). `owed`: to be called when the reader continues. `behind`: called with the
+    request, what the reader itself waits for, as `Waiter.waits_for` has it.
     """
 
     __slots__ = ("answered", "behind", "last_ns", "owed", "paused", "responses")
@@ -74,7 +74,11 @@ class ResponseStream:
         self.last_ns = 0
         self.paused = False
         self.owed: list[Callable[[], None]] = []
-        self.behind: Callable[[], Sequence[Any]] = tuple
+        self.behind: Callable[[Request], Sequence[Any]] = _nothing
+
+
+def _nothing(request: Request) -> Sequence[Any]:
+    return ()
 
 
 class Request:

@@ -344,6 +344,6 @@ class StubWork:
         """The model's own requests that the stub's batch needs to finish, and what its paused requests wait for."""
         if not (self._requests.batches or self.full):
             return ()
-        streams = [one.stream for one in self._requests.all() if one.stream is not None and one.stream.paused]
         calls = self.calls.blocking() if self._requests.batches else ()
-        return [*calls, *(wait for stream in streams for wait in stream.behind())]
+        paused = ((one, one.stream) for one in self._requests.all() if one.stream is not None and one.stream.paused)
+        return [*calls, *(wait for request, stream in paused for wait in stream.behind(request))]

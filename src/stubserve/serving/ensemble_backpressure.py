@@ -174,7 +174,7 @@ class StepPauses:
             return
         request.pause()
         self._paused[request] = step
-        request.streamed().behind = partial(self._behind, request)
+        request.streamed().behind = self._behind
         self.go_on()
         for wait in self._behind(request):
             takers = self._members[step.index].takers(request)
@@ -204,7 +204,7 @@ class StepPauses:
         """What a paused request waits for; nothing that is known while a client is behind."""
         stream = self._request.stream
         if stream is not None and stream.paused:
-            known: Sequence[BlockingCall] = stream.behind()
+            known: Sequence[BlockingCall] = stream.behind(self._request)
             return known
         step = self._paused.get(request)
         if step is None or request in self._lifted:
