@@ -755,6 +755,7 @@ DECISIONS = (
         200,
         "TritonModelException",
     ),
+    Accepted("Arrays of text become BYTES; Triton refuses them.", ("tensor/dtype_U3",)),
     Accepted(
         "Parameters that a model gives may be floats, as those of clients may.",
         ("message/request_parameters_float",),
