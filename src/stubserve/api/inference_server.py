@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stubserve.api.fair_queues import FairQueues
 from stubserve.api.forwarded_headers import HeaderForwarding
@@ -14,8 +14,10 @@ from stubserve.inference.request import Request
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
 from stubserve.memory.blocks import Block
-from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.heap_account import HeapAccount
+
+if TYPE_CHECKING:
+    from stubserve.memory.client_regions import ClientRegions
 
 
 class LargeJson(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stubserve.api.access import Access
 from stubserve.api.inference_server import InferenceServer
@@ -12,10 +12,13 @@ from stubserve.errors import Code, ServeError, invalid, unavailable, unsupported
 from stubserve.gpus import there_is_a_driver
 from stubserve.inference.served_model import ServedModel
 from stubserve.loading.control import ModelControl
-from stubserve.memory import client_regions
+from stubserve.memory import regions as refused
 from stubserve.observability.logs import LogSettings
 from stubserve.observability.tracing import LEVELS, OFF, Tracing
 from stubserve.repository.registry import Registry, parse_version
+
+if TYPE_CHECKING:
+    from stubserve.memory.client_regions import ClientRegions
 
 SYSTEM_SHARED_MEMORY, CUDA_SHARED_MEMORY = "system_shared_memory", "cuda_shared_memory"
 # In upstream's order. Clients look features up here.
@@ -144,30 +147,30 @@ def region_rows(server: ServerFacts, name: str, on_device: bool = False) -> list
     if not name:
         return [] if regions is None else regions.rows(on_device)
     if regions is None:
-        raise client_regions.unknown_cuda(name) if on_device else client_regions.unknown_system(name)
+        raise refused.unknown_cuda(name) if on_device else refused.unknown_system(name)
     return [regions.row(name, on_device)]
 
 
 def register_region(server: ServerFacts, name: str, key: str, offset: int, nbytes: int) -> None:
     """Registers a region of shared memory. Raises ServeError."""
     if server.regions is None:
-        raise client_regions.disabled()
+        raise refused.disabled()
     server.regions.register(name, key, offset, nbytes)
 
 
-def cuda_regions(server: ServerFacts, name: str) -> client_regions.ClientRegions:
+def cuda_regions(server: ServerFacts, name: str) -> ClientRegions:
     """Where a region of GPU memory can be registered. Raises ServeError where none can."""
     if server.regions is None:
-        raise client_regions.disabled()
+        raise refused.disabled()
     if not there_is_a_driver():
-        raise client_regions.no_gpu(name)
+        raise refused.no_gpu(name)
     return server.regions
 
 
 def unregister_region(server: ServerFacts, name: str, on_device: bool = False) -> None:
     """Unregisters a region of shared memory; without a name all of its kind. Raises ServeError."""
     if server.regions is None:
-        raise client_regions.disabled()
+        raise refused.disabled()
     server.regions.unregister(name, on_device)
 
 

@@ -8,7 +8,7 @@ MOST_INLINE bytes of them, beside tensors of SMALL_BYTES or less.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from stubserve_stub.wire import places, strings
 from stubserve_stub.wire.datatypes import BYTES, DataType
@@ -18,8 +18,10 @@ from stubserve.errors import not_found
 from stubserve.inference.long_work import LARGE_BYTES
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.blocks import Block, Span
-from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.regions import Region, RegionPlace, RegionSpan
+
+if TYPE_CHECKING:
+    from stubserve.memory.client_regions import ClientRegions
 
 # A tensor of up to this size is always inside its message.
 SMALL_BYTES = 1024

@@ -29,13 +29,13 @@ from stubserve.loading.ensembles import circle, version_not_loaded
 from stubserve.loading.launchers import threads_per_instance
 from stubserve.loading.program import check_python_parameters, idle_parts, locate_program
 from stubserve.loading.source_check import completes_config, source_problems
-from stubserve.model_config.complete import copy_of, gpu_groups, normalise, usable_gpus
+from stubserve.model_config.complete import copy_of, gpu_groups, members_of, normalise, usable_gpus
 from stubserve.model_config.openai_routes import PARAMETER as OPENAI_ROUTES
 from stubserve.model_config.parse import decode_text, find_templates
-from stubserve.model_config.proto import ModelConfig
+from stubserve.model_config.proto import ENSEMBLE_PLATFORM, ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
 from stubserve.model_config.validate import problems, validate_directory_name
-from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, ensemble_problems, member_problems, members_of
+from stubserve.model_config.validate_ensemble import ensemble_problems, member_problems
 from stubserve.model_config.validate_io import repeated_tensors
 from stubserve.model_config.validate_sequence import initial_state_problems
 from stubserve.repository.agents.chain import check_digests, is_built_in

@@ -15,7 +15,7 @@ Ownership: a decoded request holds the block of each tensor that lies in one. Wh
 from __future__ import annotations
 
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import DecodeError
 from stubserve_stub.wire.datatypes import BY_NAME
@@ -30,8 +30,10 @@ from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.blocks import Block
-from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.heap_account import MAX_WORDS_BYTES
+
+if TYPE_CHECKING:
+    from stubserve.memory.client_regions import ClientRegions
 
 Form = TypeVar("Form")
 

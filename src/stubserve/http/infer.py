@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from math import inf
+from typing import TYPE_CHECKING
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.api.placement import BodyPlacer, ReplyFormat, Store
@@ -37,8 +38,10 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
 from stubserve.memory.blocks import Block
-from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
+
+if TYPE_CHECKING:
+    from stubserve.memory.client_regions import ClientRegions
 
 _LEADING_INTEGER = re.compile(rb"[ \t\r\n\v\f]*([+-]?[0-9]+)").match
 _FEW_DIGITS = 10

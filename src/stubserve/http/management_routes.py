@@ -10,14 +10,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stubserve.api import management, openapi
+from stubserve.api import management
 from stubserve.api.access import AUTHORIZATION
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, internal, invalid, unavailable
 from stubserve.http.asgi_request import QUESTION_BYTES, body_of, json_response
 from stubserve.http.json.values import ODD_BYTES, UNSET, find, is_uint, parse_json
 from stubserve.inference.served_model import ServedModel
-from stubserve.memory import client_regions
+from stubserve.memory.regions import disabled
 from stubserve.model_config.render import model_metadata, to_json_dict
 from stubserve.observability.logs import FORMATS
 
@@ -55,6 +55,8 @@ class ManagementRoutes:
     # Metadata
 
     async def openapi(self, request: Request) -> Response:
+        from stubserve.api import openapi  # not at the top: only servers with the page to try models have it
+
         access, models = self._server.http_access, self._server.registry.serving()
         wants_token = access is not None and AUTHORIZATION in access.credentials
         return json_response(openapi.document(self._server.name, self._server.version, models, wants_token))
@@ -139,7 +141,7 @@ class ManagementRoutes:
         name = _region(request)
         async with body_of(request, self._server, QUESTION_BYTES) as body:
             if self._server.regions is None:
-                raise client_regions.disabled()
+                raise disabled()
             if not name:
                 raise invalid("'region name' is necessary to register system shared memory region")
             management.register_region(self._server, name, *_region_parameters(body))

@@ -61,6 +61,9 @@ class ServedModel(Protocol):
     def key(self) -> str:
         """The model's unique key: the name, with the namespace in front if there is one."""
 
+    def takes_over_from(self, former: ServedModel) -> None:
+        """It serves in the place of `former`, which finishes its requests: sequences that run there go on."""
+
     # Requests
 
     def submit(self, request: Request) -> None:

@@ -27,12 +27,10 @@ from stubserve.instances.services import Services
 from stubserve.loading.changes import as_load_error
 from stubserve.loading.loader import InstanceUpdate, Loader
 from stubserve.loading.retiring import Loaded, Retiring
-from stubserve.model_config.reading import located
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import CONFIG_FILE, available_versions
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.serving.instance_model import InstanceModel
-from stubserve.serving.sequence_model import SequenceModel
 
 log = logging.getLogger("stubserve.repository")
 
@@ -215,6 +213,8 @@ class Changeover:
                 except Exception as raised:
                     error = as_load_error(raised)
                     if candidate.has_config and candidate.override is None:
+                        from stubserve.model_config.reading import located  # not at the top: errors alone need it
+
                         error.log_message = await located(error, lambda: candidate.folder.path / CONFIG_FILE)
                     self._registry.log_failure(name, f"failed to load '{name}' version {version}: {error.log_text}")
                     if not left:
@@ -249,10 +249,9 @@ class Changeover:
         if old is not None:
             replaced = [model for model in old.models if model not in loaded.models]
             # Sequences go on where they are, by way of the new model of the same version, or of the latest.
-            heirs = {model.version: model for model in loaded.models if isinstance(model, SequenceModel)}
-            for former in replaced:
-                if heirs and isinstance(former, SequenceModel):
-                    heirs.get(former.version, heirs[max(heirs)]).takes_over_from(former)
+            heirs = {model.version: model for model in loaded.models}
+            for former in replaced if heirs else ():
+                heirs.get(former.version, heirs[max(heirs)]).takes_over_from(former)
             self._retiring.begin(Loaded(old.candidate, replaced), leaving)
 
     def _give_up(

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.inference.served_model import ServedModel
@@ -31,12 +31,14 @@ from stubserve.loading.changes import Changes, Ends, Obsolete, Turn, Turns, all_
 from stubserve.loading.ensembles import Ensembles, no_longer_needed, rounds
 from stubserve.loading.finding import Finder, Look
 from stubserve.loading.loader import Loader
-from stubserve.loading.watch import RepositoryWatch, occasions
 from stubserve.repository.candidate import Candidate, check_parameters
 from stubserve.repository.folder import DUPLICATE_REASON, check_model_name, name_of
 from stubserve.repository.registry import Registry
 from stubserve.repository.repositories import Repositories
 from stubserve.settings.groups import ALL_MODELS, EXPLICIT, POLL, RepositorySettings
+
+if TYPE_CHECKING:
+    from stubserve.loading.watch import RepositoryWatch
 
 log = logging.getLogger("stubserve.repository")
 
@@ -77,13 +79,9 @@ class ModelControl:
         self._ensembles = Ensembles(registry, self._repositories, load_member, again, self._retire)
         # Models that were loaded by name, not only as members of an ensemble
         self._asked_for: set[str] = set()
-        self._watch = RepositoryWatch(
-            self._repositories,
-            self._load_saved,
-            lambda name: self._unload(name, False, None),
-            registry.tell_anew,
-            checks,
-        )
+        self._checks = checks
+        # With --model-control-mode=poll
+        self._watch: RepositoryWatch | None = None
         self._watching: asyncio.Task[None] | None = None
         self._starting = False
 
@@ -102,9 +100,18 @@ class ModelControl:
     async def _load_all(self) -> bool:
         await self._repositories.aside(self._repositories.open)
         if self._settings.control_mode == POLL:
+            from stubserve.loading.watch import RepositoryWatch  # not at the top: most servers look once
+
+            self._watch = RepositoryWatch(
+                self._repositories,
+                self._load_saved,
+                lambda name: self._unload(name, False, None),
+                self._registry.tell_anew,
+                self._checks,
+            )
             loading = await self._watch.look()
             if self._settings.poll_secs or self._settings.notices_changes:
-                self._watching = asyncio.get_running_loop().create_task(self._keep_watching())
+                self._watching = asyncio.get_running_loop().create_task(self._keep_watching(self._watch))
             return await loading
         chosen = dict.fromkeys(self._settings.load_models)
         if ALL_MODELS in chosen and len(chosen) > 1:
@@ -191,7 +198,8 @@ class ModelControl:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        await self._watch.close()
+        if self._watch is not None:
+            await self._watch.close()
         await self._changes.give_up()
 
     async def stop(self, timeout_s: float) -> None:
@@ -210,10 +218,12 @@ class ModelControl:
         if not self._explicit:
             raise no_model_control()
 
-    async def _keep_watching(self) -> None:
+    async def _keep_watching(self, watch: RepositoryWatch) -> None:
+        from stubserve.loading.watch import occasions
+
         async for _ in occasions(self._settings, self._sleep):
             try:
-                await self._watch.look()
+                await watch.look()
             except Exception as raised:
                 log.error("cannot look for changes: %s", as_load_error(raised))
 

@@ -16,20 +16,22 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stubserve.errors import ServeError, invalid, raise_first
 from stubserve.inference.served_model import ModelFinder, ServedModel
 from stubserve.loading.changes import Turn
-from stubserve.model_config.complete import copy_of
+from stubserve.model_config.complete import copy_of, members_of
 from stubserve.model_config.proto import ModelConfig
 from stubserve.model_config.validate import validate
-from stubserve.model_config.validate_ensemble import is_decoupled, member_problems, members_of
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import available_versions, read_labels
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.repository.repositories import Repositories
-from stubserve.serving.ensemble_model import EnsembleModel
+
+if TYPE_CHECKING:
+    # A server without ensembles does not load what they are made of.
+    from stubserve.serving.ensemble_model import EnsembleModel
 
 log = logging.getLogger("stubserve.repository")
 
@@ -99,6 +101,9 @@ async def start_ensemble(
 
     Raises ServeError with upstream's texts. `max_queue_size` is the server's limit.
     """
+    from stubserve.model_config.validate_ensemble import is_decoupled, member_problems
+    from stubserve.serving.ensemble_model import EnsembleModel
+
     folder, config = candidate.folder, candidate.config
     validate(config)
     labels = await asyncio.to_thread(read_labels, folder, config)
@@ -116,6 +121,8 @@ async def start_ensemble(
 
 def check_members(config: Any, registry: Registry, namespace: str) -> None:
     """Raises ServeError INVALID_ARG if an ensemble cannot be served with the loaded models."""
+    from stubserve.model_config.validate_ensemble import member_problems
+
     try:
         members = _find(config, registry.within(namespace))
     except ServeError:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from stubserve.errors import ServeError
 from stubserve.loading.changes import Turn
-from stubserve.model_config.reading import located
 from stubserve.repository.candidate import Candidate, copy_candidate, find_candidate, make_candidate, read_candidate
 from stubserve.repository.contents import contents_of
 from stubserve.repository.folder import CONFIG_FILE
@@ -83,6 +82,8 @@ class Finder:
 
     async def told(self, error: ServeError, name: str) -> str:
         """The log's text if there is no candidate: with the faulty lines of config.pbtxt."""
+        from stubserve.model_config.reading import located  # not at the top: errors alone need it
+
         return await located(error, lambda: self._repositories.locate(name).path / CONFIG_FILE)
 
     async def close(self) -> None:

@@ -21,7 +21,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
 from stubserve.inference.served_model import ServedModel
@@ -32,29 +32,28 @@ from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.launcher import Launcher
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
-from stubserve.loading.ensembles import start_ensemble
 from stubserve.loading.identity import digest_of, identity_of
 from stubserve.loading.launchers import Launchers
 from stubserve.loading.program import idle_parts
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances
 from stubserve.model_config.openai_routes import CHAT_TEMPLATE, TEXT, openai_use
+from stubserve.model_config.proto import ENSEMBLE_PLATFORM
 from stubserve.model_config.render import conclude_auto_complete, render_json
 from stubserve.model_config.validate import validate
-from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM
 from stubserve.model_config.validate_io import repeated_tensors
-from stubserve.model_config.validate_sequence import check_initial_states
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.chat_template import read_chat_template
 from stubserve.repository.folder import read_labels
-from stubserve.response_cache.store import ResponseCache
-from stubserve.schedulers.rate_limiter import RateLimiter
-from stubserve.serving.ensemble_model import EnsembleModel
-from stubserve.serving.instance_model import InstanceModel
-from stubserve.serving.sequence_model import instance_model
-from stubserve.serving.warm_up import WarmUp, warm_up_ensemble
-from stubserve.serving.warm_up_samples import read_samples
+from stubserve.serving.instance_model import InstanceModel, instance_model
 from stubserve.settings.groups import InstanceSettings, LatencySettings
+
+if TYPE_CHECKING:
+    # A server without ensembles, a cache or a rate limiter does not load them.
+    from stubserve.response_cache.store import ResponseCache
+    from stubserve.schedulers.rate_limiter import RateLimiter
+    from stubserve.serving.ensemble_model import EnsembleModel
+    from stubserve.serving.warm_up import WarmUp
 
 
 def assign(instances: Sequence[Instance], specs: Sequence[InstanceSpec]) -> list[Instance | InstanceSpec]:
@@ -118,8 +117,13 @@ class Loader:
             log.warning("model '%s': %s", folder.name, wrong.message)
         self._tell_what_is_idle(config)
         if config.platform == ENSEMBLE_PLATFORM:
+            from stubserve.loading.ensembles import start_ensemble
+
             ensemble = await start_ensemble(candidate, version, services.models, self._settings.max_queue_size)
-            if not self._settings.start_asleep:  # a sample would wake its members
+            if config.model_warmup and not self._settings.start_asleep:  # a sample would wake its members
+                from stubserve.serving.warm_up import warm_up_ensemble
+                from stubserve.serving.warm_up_samples import read_samples
+
                 samples = await asyncio.to_thread(read_samples, config, ensemble.signature, folder.path)
                 await warm_up_ensemble(ensemble, samples, self._memory)
             ensemble.tracing = self._tracing(ensemble.name)
@@ -148,7 +152,10 @@ class Loader:
             specs = instances_of(config)
         try:
             validate(config, candidate.gpus)
-            await asyncio.to_thread(check_initial_states, config, folder.path)
+            if config.sequence_batching.state:
+                from stubserve.model_config.validate_sequence import check_initial_states
+
+                await asyncio.to_thread(check_initial_states, config, folder.path)
             labels = await asyncio.to_thread(read_labels, folder, config)
             settings = self._settings
             limits = (settings.max_queue_size, settings.restart_wait_secs, settings.quarantine_secs)
@@ -202,8 +209,13 @@ class Loader:
         instances = [next(new) if isinstance(one, InstanceSpec) else one for one in assigned]
         return InstanceUpdate(model, instances, started, config)
 
-    async def _warm_up(self, model: InstanceModel, folder: Path) -> WarmUp:
+    async def _warm_up(self, model: InstanceModel, folder: Path) -> WarmUp | None:
         """The samples to execute before instances are ready, from files, so in a thread. Raises ServeError."""
+        if not model.config.model_warmup:
+            return None
+        from stubserve.serving.warm_up import WarmUp
+        from stubserve.serving.warm_up_samples import read_samples
+
         samples = await asyncio.to_thread(read_samples, model.config, model.signature, folder)
         return WarmUp(model, samples, self._memory)
 
@@ -274,7 +286,7 @@ class Loader:
         launcher: Launcher,
         specs: Sequence[InstanceSpec],
         config_json: str,
-        warm_up: WarmUp,
+        warm_up: WarmUp | None,
         first: Stub | None = None,
     ) -> list[Instance]:
         """Instances that are still to be started; `first` is a stub for the first, with the model imported."""
@@ -292,7 +304,7 @@ class Loader:
                         await stub.handshake.imported()
                     await launcher.initialize(stub, spec, model.config, config_json)
                     instance.differs = await _differs(model, launcher, spec.name)
-                    if not spec.passive:
+                    if warm_up is not None and not spec.passive:
                         await warm_up.run(stub, spec.name)
                 except BaseException:
                     if stub is not None:

@@ -21,9 +21,9 @@ import resource
 import stat
 import weakref
 
-from stubserve.errors import Code, ServeError, internal, invalid, not_found, unavailable, unsupported
+from stubserve.errors import Code, ServeError, internal, invalid, not_found, unavailable
 from stubserve.memory.device_regions import Copier, DeviceRegion
-from stubserve.memory.regions import Region, RegionPlace
+from stubserve.memory.regions import Region, RegionPlace, unknown_cuda, unknown_system
 
 log = logging.getLogger("stubserve.regions")
 
@@ -200,29 +200,12 @@ def unknown(name: str) -> ServeError:
     return not_found(f"Unable to find shared memory region: '{name}'")
 
 
-def unknown_system(name: str) -> ServeError:
-    return not_found(f"Unable to find system shared memory region: '{name}'")
-
-
 def _other_kind(region: Region) -> ServeError:
     """The refusal of a region where one of the other kind was asked for."""
     kinds = ("CUDA", "system") if region.on_device else ("system", "CUDA")
     return not_found(
         f"The region named '{region.name}' is registered as {kinds[0]} shared memory, not {kinds[1]} shared memory"
     )
-
-
-def unknown_cuda(name: str) -> ServeError:
-    """The refusal of an unknown region of GPU memory."""
-    return not_found(f"Unable to find cuda shared memory region: '{name}'")
-
-
-def disabled() -> ServeError:
-    return unsupported("Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.")
-
-
-def no_gpu(name: str) -> ServeError:
-    return invalid(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
 
 
 def _open(key: str) -> int:

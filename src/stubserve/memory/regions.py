@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from stubserve_stub.wire.places import InRegion, Place
 
+from stubserve.errors import ServeError, invalid, not_found, unsupported
 from stubserve.memory.blocks import Block, Span
 
 # Offsets of regions begin here. The arena ends far below, so the two cannot be confused.
@@ -83,3 +84,23 @@ class RegionSpan(Span):
 
 def _released(block: Block) -> None:
     """Frees nothing: the block is not in the arena."""
+
+
+# What is refused, in upstream's words
+
+
+def disabled() -> ServeError:
+    return unsupported("Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.")
+
+
+def no_gpu(name: str) -> ServeError:
+    return invalid(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
+
+
+def unknown_system(name: str) -> ServeError:
+    return not_found(f"Unable to find system shared memory region: '{name}'")
+
+
+def unknown_cuda(name: str) -> ServeError:
+    """The refusal of an unknown region of GPU memory."""
+    return not_found(f"Unable to find cuda shared memory region: '{name}'")

@@ -18,7 +18,7 @@ from stubserve_stub.backends.cards import all_cards, card_of
 
 from stubserve.errors import internal, invalid
 from stubserve.gpus import NO_GPUS, Gpus
-from stubserve.model_config.proto import ModelConfig, model_config_pb2
+from stubserve.model_config.proto import ENSEMBLE_PLATFORM, ModelConfig, model_config_pb2
 
 _IDLE_MICROSECONDS = 1_000_000
 
@@ -153,6 +153,13 @@ def instances_of(config: ModelConfig) -> list[InstanceSpec]:
             for device in devices
         ]
     return specs
+
+
+def members_of(config: Any) -> tuple[str, ...]:
+    """The names of the models in an ensemble's steps; none for any other model."""
+    if config.platform != ENSEMBLE_PLATFORM:
+        return ()
+    return tuple(dict.fromkeys(step.model_name for step in config.ensemble_scheduling.step))
 
 
 _KIND_NAME: dict[int, Literal["CPU", "GPU", "MODEL"]] = {

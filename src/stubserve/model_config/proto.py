@@ -13,6 +13,9 @@ from stubserve.model_config.protobuf_schema import add_file
 
 MODEL_CONFIG_FILE = "model_config.proto"
 
+# What `platform` says in the configuration of an ensemble
+ENSEMBLE_PLATFORM = "ensemble"
+
 model_config_pb2: Any = add_file(
     MODEL_CONFIG_FILE,
     "inference",

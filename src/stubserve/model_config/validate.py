@@ -9,6 +9,8 @@ made where ensembles are loaded.
 A server fails a load with the first error, as upstream; an author of a configuration wants all of them. So each check
 is a generator of errors that goes on if it can, every error knows its field (`ServeError.path`), and the `validate...`
 functions raise the first one.
+
+The checks of sequences and of ensembles are imported with the first configuration that has one.
 """
 
 from __future__ import annotations
@@ -23,10 +25,8 @@ from stubserve.errors import ServeError, internal, invalid, raise_first, within
 from stubserve.gpus import NO_GPUS, Gpus
 from stubserve.model_config.complete import usable_gpus
 from stubserve.model_config.openai_routes import openai_problems
-from stubserve.model_config.proto import ModelConfig, model_config_pb2
-from stubserve.model_config.validate_ensemble import ENSEMBLE_PLATFORM, ensemble_problems
+from stubserve.model_config.proto import ENSEMBLE_PLATFORM, ModelConfig, model_config_pb2
 from stubserve.model_config.validate_io import io_problems
-from stubserve.model_config.validate_sequence import sequence_problems, state_problems
 
 _GROUP = model_config_pb2.ModelInstanceGroup
 _DELAY = model_config_pb2.ModelQueuePolicy.DELAY
@@ -46,7 +46,10 @@ def problems(config: ModelConfig, gpus: Gpus = NO_GPUS) -> Iterator[ServeError]:
     yield from model_problems(config)
     yield from instance_group_problems(config, gpus)
     yield from io_problems(config)
-    yield from state_problems(config)
+    if config.sequence_batching.state:
+        from stubserve.model_config.validate_sequence import state_problems
+
+        yield from state_problems(config)
     yield from openai_problems(config)
 
 
@@ -87,8 +90,12 @@ def model_problems(config: ModelConfig) -> Iterator[ServeError]:
     if config.HasField("sequence_batching"):
         if config.response_cache.enable:
             yield _cache_unsupported(config.name, "sequence batching scheduler")
+        from stubserve.model_config.validate_sequence import sequence_problems
+
         yield from sequence_problems(config)
     if config.HasField("ensemble_scheduling"):
+        from stubserve.model_config.validate_ensemble import ensemble_problems
+
         yield from ensemble_problems(config)
     elif config.platform == ENSEMBLE_PLATFORM:
         text = f"ensemble scheduling must be set for ensemble {config.name} whose platform is {ENSEMBLE_PLATFORM}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -24,9 +25,11 @@ from stubserve.observability.custom_metrics import Labels, MetricRegistry
 from stubserve.observability.exposition import Exposition, FamilyText
 from stubserve.observability.families import FAMILIES
 from stubserve.observability.gpu_metrics import GpuMetrics
-from stubserve.response_cache.local import LocalStore
-from stubserve.response_cache.store import ResponseCache
 from stubserve.settings.groups import LatencySettings
+
+if TYPE_CHECKING:
+    from stubserve.response_cache.local import LocalStore
+    from stubserve.response_cache.store import ResponseCache
 
 # Metrics from a model's statistics; nanoseconds become microseconds.
 _COUNTS = {

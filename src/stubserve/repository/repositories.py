@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from stubserve.errors import Code, ServeError, internal, invalid
-from stubserve.model_config.validate_ensemble import members_of
+from stubserve.model_config.complete import members_of
 from stubserve.repository import folder as disk
 from stubserve.repository.daemon_threads import in_daemon_thread
 from stubserve.repository.folder import BETWEEN, ModelFolder, Survey, check_model_name, key_of, read_config

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from stubserve.errors import ServeError
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.memory.blocks import Block
 from stubserve.response_cache.entry import CacheEntry, Spare, fill, with_room
 from stubserve.response_cache.local import LocalStore
-from stubserve.response_cache.redis_store import RedisStore
 from stubserve.response_cache.serialized import BadEntry, from_bytes, to_bytes
 from stubserve.settings.cache import LOCAL, CacheSettings
+
+if TYPE_CHECKING:
+    from stubserve.response_cache.redis_store import RedisStore
 
 log = logging.getLogger("stubserve.cache")
 
@@ -181,15 +184,11 @@ class ResponseCache:
         return CacheEntry(outputs, entry.parameters)
 
 
-def create_cache(
-    settings: CacheSettings, spare: Spare, store: Callable[[bytes | memoryview], Block]
-) -> ResponseCache | None:
-    """The cache that the operator asks for, or None. Raises ServeError UNSUPPORTED if a package is missing."""
-    if not settings.name:
-        return None
-    local, remote = None, None
+def create_cache(settings: CacheSettings, spare: Spare, store: Callable[[bytes | memoryview], Block]) -> ResponseCache:
+    """The cache that the operator asks for. Raises ServeError UNSUPPORTED if a package is missing."""
     if settings.name == LOCAL:
-        local = LocalStore(settings.local_bytes)
-    else:
-        remote = RedisStore(settings.redis, MOST_ENTRY_BYTES)
-    return ResponseCache(local, remote, spare, store, settings.coalesces)
+        return ResponseCache(LocalStore(settings.local_bytes), None, spare, store, settings.coalesces)
+    # Here, so that a cache in memory does not load the one in Redis.
+    from stubserve.response_cache.redis_store import RedisStore
+
+    return ResponseCache(None, RedisStore(settings.redis, MOST_ENTRY_BYTES), spare, store, settings.coalesces)

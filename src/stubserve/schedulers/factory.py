@@ -12,8 +12,6 @@ from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.hold import BACKLOG_VARIABLE, HOLD_VARIABLE, Hold, from_environment
 from stubserve.schedulers.policy_queue import PriorityLevels
-from stubserve.schedulers.sequence.direct import DirectBatcher
-from stubserve.schedulers.sequence.oldest import OldestBatcher
 
 
 def create_scheduler(config: Any, max_queue_size: int = 0) -> Scheduler:
@@ -27,6 +25,10 @@ def create_scheduler(config: Any, max_queue_size: int = 0) -> Scheduler:
         return DynamicBatcher(1, priorities=PriorityLevels().bounded(max_queue_size))
     hold_until = from_environment(HOLD_VARIABLE)
     if choice == "sequence_batching":
+        # Here, so that a server without sequences does not load their batchers.
+        from stubserve.schedulers.sequence.direct import DirectBatcher
+        from stubserve.schedulers.sequence.oldest import OldestBatcher
+
         if config.sequence_batching.HasField("oldest"):
             return OldestBatcher(config, hold_until)
         return DirectBatcher(config, Hold(hold_until, from_environment(BACKLOG_VARIABLE)))

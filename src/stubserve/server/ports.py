@@ -17,11 +17,11 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from stubserve.commands.question import DEFAULT_URL, command_line, curl_line, inputs_of
 from stubserve.connections.listening import BACKLOG, explained, listen
 from stubserve.errors import ServeError
 from stubserve.http.access import Cors
 from stubserve.http.shared import Connections
+from stubserve.inference.served_model import ServedModel
 from stubserve.model_config.render import model_metadata, render_json
 from stubserve.server.fronts import (
     HttpServer,
@@ -146,13 +146,7 @@ class Ports:
             where = f"{_host(settings.http.address)}:{self._port(_HTTP)}"
             addresses["HTTP"] = f"{scheme}://{where}/v2/models{model}"
             if served:
-                config = served[0].config
-                inputs = inputs_of(model_metadata(config, []), json.loads(render_json(config)))
-                url = f"{scheme}://{where}"
-                addresses["Ask"] = command_line(served[0].name, inputs, url if url != DEFAULT_URL else "")
-                curl = "" if served[0].signature.decoupled else curl_line(served[0].name, inputs, url)
-                if curl:
-                    addresses["Curl"] = curl
+                addresses |= _ways_to_ask(served[0], f"{scheme}://{where}")
             if settings.http.shows_try_page:
                 addresses["Try"] = f"{scheme}://{where}/try"
                 if settings.http.openai:
@@ -205,6 +199,18 @@ class Ports:
 
     def _log_requests_if_verbose(self) -> None:
         self._connections.log_requests = self._openai.log_requests = self._server.log_settings.verbose
+
+
+def _ways_to_ask(model: ServedModel, url: str) -> dict[str, str]:
+    """Commands that ask a model; none where stubserve's tools are not installed."""
+    try:
+        from stubserve.commands.question import DEFAULT_URL, command_line, curl_line, inputs_of
+    except ImportError:
+        return {}
+    inputs = inputs_of(model_metadata(model.config, []), json.loads(render_json(model.config)))
+    ways = {"Ask": command_line(model.name, inputs, url if url != DEFAULT_URL else "")}
+    curl = "" if model.signature.decoupled else curl_line(model.name, inputs, url)
+    return {**ways, "Curl": curl} if curl else ways
 
 
 def _host(address: str) -> str:

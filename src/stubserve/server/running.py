@@ -118,7 +118,7 @@ async def _start(server: Server, ports: Ports, manager: ServiceManager, signals:
     except CannotServe as error:
         return _refuse(settings, str(error))
     if not server.failed:
-        show(server.registry, ports.addresses(), bool(settings.logging.file))
+        show(server.registry, ports.addresses, bool(settings.logging.file))
     manager.ready()
     return 0
 

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from stubserve import __version__
 from stubserve.api.access import KINDS, OWNER
@@ -28,7 +29,6 @@ from stubserve.instances.janitor import Janitor
 from stubserve.instances.services import Services
 from stubserve.loading.control import ModelControl
 from stubserve.loading.loader import Loader
-from stubserve.memory.client_regions import ClientRegions
 from stubserve.memory.server_memory import Memory
 from stubserve.memory.system_pressure import MemoryPressure
 from stubserve.observability import logs
@@ -36,15 +36,17 @@ from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
 from stubserve.observability.gpu_metrics import GpuMetrics
 from stubserve.observability.metrics import MachineMetrics, Readings, ServerMetrics
-from stubserve.observability.trace_file import TraceFile
 from stubserve.observability.trace_queue import TraceQueue
-from stubserve.observability.trace_spans import SpanExport
 from stubserve.observability.tracing import Tracing
 from stubserve.repository.folder import list_names
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
-from stubserve.response_cache.store import create_cache
-from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.settings.groups import EXPLICIT, NONE, OPENTELEMETRY, POLL, Settings, TracingSettings
+
+if TYPE_CHECKING:
+    # What is off is not imported.
+    from stubserve.memory.client_regions import ClientRegions
+    from stubserve.response_cache.store import ResponseCache
+    from stubserve.schedulers.rate_limiter import RateLimiter
 
 log = logging.getLogger("stubserve.server")
 
@@ -81,9 +83,9 @@ class Server:
         self.block = self.memory.block
         self.store = self.memory.store
         self.heap = self.memory.heap
-        self.regions = ClientRegions() if clients.shm else None
+        self.regions = _client_regions() if clients.shm else None
         self.arrivals = Arrivals(self.memory, self.slow_clients, settings.connection_share_bytes)
-        self.cache = create_cache(settings.cache, self.memory.spare, self.memory.store)
+        self.cache = _response_cache(settings, self.memory) if settings.cache.name else None
         self.offload = Offload()
         self.large_json = JsonProcess(self.memory.block)
         # The machine's memory, and requests that were refused because it was short
@@ -129,7 +131,7 @@ class Server:
             completes=not settings.repository.disable_auto_complete,
             latencies=settings.metrics.latencies if settings.metrics.allow else None,
             cache=self.cache,
-            limiter=None if limits.mode == "off" else RateLimiter(given),
+            limiter=None if limits.mode == "off" else _rate_limiter(given),
             # With --dev the check of the saved files reports them.
             hints=not settings.repository.notices_changes,
         )
@@ -287,8 +289,32 @@ def _check_debugged(settings: Settings) -> None:
 
 def _trace_destination(settings: TracingSettings) -> TraceQueue | None:
     if settings.mode == OPENTELEMETRY:
+        from stubserve.observability.trace_spans import SpanExport
+
         return SpanExport(settings)
-    return TraceFile(settings.file) if settings.file else None
+    if not settings.file:
+        return None
+    from stubserve.observability.trace_file import TraceFile
+
+    return TraceFile(settings.file)
+
+
+def _client_regions() -> ClientRegions:
+    from stubserve.memory.client_regions import ClientRegions
+
+    return ClientRegions()
+
+
+def _response_cache(settings: Settings, memory: Memory) -> ResponseCache:
+    from stubserve.response_cache.store import create_cache
+
+    return create_cache(settings.cache, memory.spare, memory.store)
+
+
+def _rate_limiter(resources: dict[tuple[str, int | None], int]) -> RateLimiter:
+    from stubserve.schedulers.rate_limiter import RateLimiter
+
+    return RateLimiter(resources)
 
 
 def _find_at_end(name: str, version: str) -> ServedModel:

@@ -11,7 +11,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,10 +98,10 @@ def first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 
-def show(registry: Registry, places: dict[str, str], to_file: bool) -> None:
+def show(registry: Registry, places: Callable[[], dict[str, str]], to_file: bool) -> None:
     """Writes table and addresses (by protocol) to stdout, if that is a terminal and the log does not go `to_file`."""
     if sys.stdout.isatty() and not to_file:
-        text = shown(registry, places, shutil.get_terminal_size().columns, takes_colors(sys.stdout))
+        text = shown(registry, places(), shutil.get_terminal_size().columns, takes_colors(sys.stdout))
         output.write(sys.stdout.fileno(), text.encode(errors="backslashreplace"))
 
 

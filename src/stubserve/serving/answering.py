@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import Request
+from stubserve.inference.served_model import ServedModel
 from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.trace import ModelTracing
-from stubserve.response_cache.store import ResponseCache
-from stubserve.serving.caching import ModelCache
 from stubserve.serving.delivery import Delivery
+
+if TYPE_CHECKING:
+    # A server without a cache does not load it.
+    from stubserve.response_cache.store import ResponseCache
+    from stubserve.serving.caching import ModelCache
 
 
 class AnsweringModel:
@@ -60,6 +64,8 @@ class AnsweringModel:
 
         `identity` stands for all that answers depend on. Before the first request.
         """
+        from stubserve.serving.caching import ModelCache
+
         self._cache = made = ModelCache(
             self.name,
             identity,
@@ -78,6 +84,9 @@ class AnsweringModel:
         if latencies is not None:
             latencies.uses_cache()
             made.latencies = latencies
+
+    def takes_over_from(self, former: ServedModel) -> None:
+        pass
 
     def submit(self, request: Request) -> None:
         self.enqueue(request)

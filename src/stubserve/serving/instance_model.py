@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stubserve.errors import Code, ServeError, unavailable
 from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, REJECTED, Request, Response
@@ -19,14 +19,18 @@ from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.stub_requests import Left
 from stubserve.instances.work import Results
+from stubserve.memory.heap_account import HeapAccount
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.factory import create_scheduler
-from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
-from stubserve.serving.limited_dispatcher import LimitedDispatcher
 from stubserve.serving.model_instances import ModelInstances
 from stubserve.serving.suspects import Suspects
+
+if TYPE_CHECKING:
+    # A server without a rate limiter, or without sequences, does not load them.
+    from stubserve.schedulers.rate_limiter import RateLimiter
+    from stubserve.serving.limited_dispatcher import LimitedDispatcher
 
 log = logging.getLogger("stubserve.model")
 
@@ -65,6 +69,8 @@ class InstanceModel(ModelInstances):
         if limiter is None:
             self._dispatcher = Dispatcher(name, scheduler, self._delivery, clock)
         else:
+            from stubserve.serving.limited_dispatcher import LimitedDispatcher
+
             self._dispatcher = self._limits = LimitedDispatcher(name, scheduler, self._delivery, limiter, clock)
         self.poll = self._run = self._dispatcher.poll
         self._poll_soon = self._dispatcher.poll_soon
@@ -285,3 +291,29 @@ class InstanceModel(ModelInstances):
         if self._restarting():
             error.retry_after_s = 1
         return error
+
+
+def instance_model(
+    name: str,
+    version: int,
+    config: Any,
+    limiter: RateLimiter | None = None,
+    max_queue_size: int = 0,
+    restart_wait_s: float = 0.0,
+    quarantine_s: float = 0.0,
+    heap: HeapAccount | None = None,
+) -> InstanceModel:
+    """The kind of model that a completed and validated configuration asks for. Raises ServeError UNSUPPORTED.
+
+    `max_queue_size` is the server's own limit, as `create_scheduler` has it. `heap` counts states of sequences.
+    """
+    scheduler = create_scheduler(config, max_queue_size)
+    if not config.HasField("sequence_batching"):
+        return InstanceModel(name, version, config, scheduler, time.monotonic_ns, limiter, restart_wait_s, quarantine_s)
+    from stubserve.schedulers.sequence.batcher import SequenceBatcher
+    from stubserve.serving.sequence_model import SequenceModel
+
+    assert isinstance(scheduler, SequenceBatcher)
+    if scheduler.states is not None:
+        scheduler.states.heap = heap
+    return SequenceModel(name, version, config, scheduler, time.monotonic_ns, limiter, restart_wait_s, quarantine_s)

@@ -21,10 +21,9 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from stubserve.inference.request import SEQUENCE_START, Request
+from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import Tensor
 from stubserve.instances.instance import Instance
-from stubserve.memory.heap_account import HeapAccount
-from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
 from stubserve.serving.instance_model import InstanceModel
@@ -54,11 +53,12 @@ class SequenceModel(InstanceModel):
         self._leaving: dict[Hashable, asyncio.Event] = {}
         scheduler.when_vacant = self._on_vacant
 
-    def takes_over_from(self, former: SequenceModel) -> None:
+    def takes_over_from(self, former: ServedModel) -> None:
         """Passes on the requests of sequences that run in `former`, if both models take the same requests."""
         old, new = former.config, self.config
         if (
-            list(old.input) == list(new.input)
+            isinstance(former, SequenceModel)
+            and list(old.input) == list(new.input)
             and list(old.output) == list(new.output)
             and old.max_batch_size == new.max_batch_size
             and old.sequence_batching.control_input == new.sequence_batching.control_input
@@ -161,25 +161,3 @@ class SequenceModel(InstanceModel):
             self._former.let_go()
         self._successor = None
         self._quiet.set()
-
-
-def instance_model(
-    name: str,
-    version: int,
-    config: Any,
-    limiter: RateLimiter | None = None,
-    max_queue_size: int = 0,
-    restart_wait_s: float = 0.0,
-    quarantine_s: float = 0.0,
-    heap: HeapAccount | None = None,
-) -> InstanceModel:
-    """The kind of model that a completed and validated configuration asks for. Raises ServeError UNSUPPORTED.
-
-    `max_queue_size` is the server's own limit, as `create_scheduler` has it. `heap` counts states of sequences.
-    """
-    scheduler = create_scheduler(config, max_queue_size)
-    if isinstance(scheduler, SequenceBatcher):
-        if scheduler.states is not None:
-            scheduler.states.heap = heap
-        return SequenceModel(name, version, config, scheduler, time.monotonic_ns, limiter, restart_wait_s, quarantine_s)
-    return InstanceModel(name, version, config, scheduler, time.monotonic_ns, limiter, restart_wait_s, quarantine_s)
