@@ -433,6 +433,15 @@ DECISIONS = (
         "parameter keys starting with 'triton_' are reserved for Triton usage",
     ),
     Accepted(
+        "As above, so `generate` can take part in a sequence.", ("sequences/generate", "sequences/generate_not_started")
+    ),
+    Accepted(
+        "A metric whose family is gone is told why, and what to do, behind Triton's text.",
+        ("control_utils/orphan",),
+        200,
+        "keep it for as long as its metrics, as in self.family",
+    ),
+    Accepted(
         "A client's region may begin anywhere in its file; in Triton it has to begin at a page.",
         ("shared_memory/register_odd_offset",),
     ),
@@ -755,7 +764,7 @@ DECISIONS = (
         200,
         "TritonModelException",
     ),
-    Accepted("Arrays of text become BYTES; Triton refuses them.", ("tensor/dtype_U3",)),
+    Accepted("Arrays of text become BYTES; Triton refuses them.", ("tensor/dtype_U3", "surface/t_unicode")),
     Accepted(
         "Parameters that a model gives may be floats, as those of clients may.",
         ("message/request_parameters_float",),
