@@ -34,6 +34,7 @@ from stubserve.memory.server_memory import Memory
 from stubserve.memory.stub_memory import StubMemory
 from tests.inference.models import echo
 from tests.inference.models import request as make
+from tests.stub.runtime.stub_memory import forget_held
 
 from ..real_server import PATIENCE_S
 
@@ -185,6 +186,7 @@ class Stub:
     def __exit__(self, *_: object) -> None:
         if not self._ended:
             self.end()
+        forget_held(self.channel)
         self.process.close()
         os.close(self.memory.arena.fd)
 

@@ -24,6 +24,8 @@ from stubserve_stub.wire.options import NO_OPTIONS
 from stubserve_stub.wire.places import AsList, InRegion, Lent, Place, Shared, Zeros
 from stubserve_stub.wire.stub_arena import StubArena
 
+from tests.stub.runtime.stub_memory import forget_held
+
 FP32 = 11
 
 
@@ -36,7 +38,9 @@ def channel() -> Iterator[Channel]:
         arena = Arena.create(Ledger(1 << 20))
         stack.callback(os.close, arena.fd)
         arena.segment(1)
-        yield Channel(StubArena(arena.fd, arena.facts(), 1, Grant(1 << 20)), *doorbells)
+        channel = Channel(StubArena(arena.fd, arena.facts(), 1, Grant(1 << 20)), *doorbells)
+        stack.callback(forget_held, channel)
+        yield channel
 
 
 def batch(channel: Channel, *slots: Any) -> ModelBatch:
