@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import fcntl
 import json
+import queue
 import re
 import resource
 import select
@@ -185,6 +186,23 @@ def test_descriptors_beyond_what_select_can_do(listening: Listening) -> None:
         connection.close(call)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_peer_is_told_at_once_that_its_answer_is_not_wanted(listening: Listening) -> None:
+    """It would wait for room that never comes if it only heard of the end of what is sent to it."""
+    told: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def says(peer: socket.socket) -> None:
+        waiting = select.poll()
+        waiting.register(peer, 0)
+        told.put(bool(waiting.poll(1000 * PATIENCE_S)))
+
+    call = Call(PATIENCE_S)
+    connection = Connection(call, listening(says).address, None)
+    call.use(connection._socket)
+    call.end()
+    connection.close(call)
+    assert told.get()
 
 
 def test_the_next_address_is_taken_where_no_connection_can_be_made(listening: Listening) -> None:

@@ -16,6 +16,7 @@ import re
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -314,5 +315,7 @@ def _number(text: bytes, name: str) -> int:
 
 def _shut_down(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it is not connected, or not any more
+        # The peer hears it when the connection is closed, even where it waits to send and is told of no more room.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         # Not the method of a TLS connection, which would end the encryption under the thread that reads.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
