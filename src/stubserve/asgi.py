@@ -10,7 +10,8 @@ import contextlib
 import logging
 import os
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -20,6 +21,7 @@ from stubserve.errors import ServeError
 from stubserve.flags import parse_arguments
 from stubserve.flags.table import FLAGS
 from stubserve.http.app import create_app as create_http_app
+from stubserve.parts import Part, parts_of
 from stubserve.server.server import Server
 from stubserve.settings.groups import Settings
 
@@ -64,8 +66,8 @@ class _Deferred:
     def __init__(self) -> None:
         self._server: Server | None = None
 
-    def start(self, settings: Settings) -> Server:
-        self._server = Server(settings)
+    def start(self, settings: Settings, parts: Sequence[Part]) -> Server:
+        self._server = Server(settings, parts)
         return self._server
 
     def __getattr__(self, name: str) -> Any:
@@ -76,13 +78,17 @@ def create_app(settings: Settings | None = None) -> Starlette:
     """The app. Its lifespan loads the models and finalizes them; it raises RuntimeError if one fails to load."""
     if settings is None:
         settings = parse_arguments(shlex.split(os.environ.get("STUBSERVE_ARGS", "model_repository")))
-    chosen = settings
+    notices = (*settings.notices, *without_effect(settings))
+    # There is no port where metrics could be read, and what a host serves at its address is not known here.
+    http, metrics = replace(settings.http, try_page=False), replace(settings.metrics, allow=False)
+    chosen = replace(settings, http=http, metrics=metrics)
+    parts = parts_of(chosen)
     deferred = _Deferred()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        server = deferred.start(chosen)
-        for notice in (*chosen.notices, *without_effect(chosen)):
+        server = deferred.start(chosen, parts)
+        for notice in notices:
             log.warning(notice)
         try:
             try:
@@ -98,4 +104,4 @@ def create_app(settings: Settings | None = None) -> Starlette:
         finally:
             await server.stop()
 
-    return create_http_app(deferred, lifespan, chosen.http.cors_origins, openai=chosen.http.openai)
+    return create_http_app(deferred, parts, lifespan=lifespan, cors_origins=chosen.http.cors_origins)

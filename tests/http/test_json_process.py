@@ -9,6 +9,7 @@ import os
 import signal
 import weakref
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from stubserve.errors import Code, ServeError
 from stubserve.http.infer_document import MAX_PARAMETERS
 from stubserve.http.infer_json import decode_json
 from stubserve.http.json.process import JsonProcess
+from stubserve.http.openai.routes import chat_text
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import drop_blocks
 from stubserve.memory.heap_account import MAX_WORDS_BYTES
@@ -208,13 +210,15 @@ def test_a_chat_template_that_does_not_end_costs_one_request(monkeypatch: pytest
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 
     async def act(reading: Reading) -> None:
+        server: Any = SimpleNamespace(large_json=reading.process, max_input_size=MIB, store=reading.memory.store)
+
         async def text(template: str) -> str:
             given = ("m", template, {"bos_token": "<s>"})
-            return await reading.process.chat_text(given, '[{"role": "user"}]', "", MIB, reading.memory.store)
+            return await chat_text(server, given, '[{"role": "user"}]', "")
 
         long = "x" * 100_000
         assert await text("{{ bos_token }}{{ messages[0].role }}" + long) == "<s>user" + long
-        monkeypatch.setattr("stubserve.http.json.process.CHAT_S", 0.2)
+        monkeypatch.setattr("stubserve.http.openai.routes.CHAT_S", 0.2)
         with pytest.raises(ServeError, match="the chat template of model 'm' took longer than"):
             await text(endless)
         monkeypatch.undo()

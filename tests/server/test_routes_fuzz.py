@@ -23,6 +23,9 @@ import psutil
 import pytest
 
 from stubserve.http.app import create_app
+from stubserve.parts import parts_of
+from stubserve.settings.fronts import HttpSettings
+from stubserve.settings.groups import Settings
 
 from ..real_server import Serving, binary_output, binary_request, write_model
 from .openai_models import EMBEDDER, EMBEDDER_CONFIG, OUTPUT, WHOLE, routes, text_input
@@ -54,7 +57,8 @@ VALUES: tuple[Any, ...] = (
 
 def paths() -> list[str]:
     """The templates of all routes."""
-    app = create_app(cast(Any, SimpleNamespace(http_access=None)), openai=True)
+    server: Any = SimpleNamespace(http_access=None)
+    app = create_app(server, parts_of(Settings(http=HttpSettings(openai=True))))
     return sorted(str(cast(Any, route).path) for route in app.routes)
 
 

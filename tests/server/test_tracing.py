@@ -355,7 +355,9 @@ def test_a_process_that_exports_spans_and_dies_costs_what_it_had(repository: Pat
 
             def worker() -> psutil.Process:
                 children = psutil.Process(server.process.pid).children()
-                (found,) = [child for child in children if "stubserve.observability.span_worker" in child.cmdline()]
+                (found,) = [
+                    child for child in children if "stubserve.observability.traces.span_worker" in child.cmdline()
+                ]
                 return found
 
             ask(server)

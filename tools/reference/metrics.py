@@ -14,8 +14,8 @@ from stubserve.inference.tokens import Tokens
 from stubserve.model_config.proto import ModelConfig
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
-from stubserve.observability.gpu_metrics import GpuMetrics
 from stubserve.observability.metrics import MachineMetrics, ServerMetrics
+from stubserve.parts import Sample
 from stubserve.response_cache.local import LocalStore
 from stubserve.settings.groups import LatencySettings
 from tools.reference.markdown import name as whole
@@ -93,17 +93,16 @@ def _printed() -> str:
     memory: Any = SimpleNamespace(limit=0, held=lambda: dict.fromkeys(("requests", "heap", "stubs"), 0))
     # The last ones that the table of families has
     server = list(RESERVED)[list(RESERVED).index("stubserve_memory_pressure") :]
-    readings = dict.fromkeys(server, lambda: 0.0)
-    gpus = GpuMetrics(2.0)
     of_gpus = [name for name in RESERVED if name.startswith("nv_gpu") or name == "nv_energy_consumption"]
-    gpus.values["GPU-..."] = dict.fromkeys(of_gpus, 0.0)
+    samples: list[Sample] = [(name, (), 0.0) for name in server]
+    samples += [(name, (("gpu_uuid", "GPU-..."),), 0.0) for name in of_gpus]
     text = ServerMetrics(
         lambda: [cast(Any, model)],
         everything,
-        MachineMetrics(2.0, True, gpus),
+        MachineMetrics(2.0, True),
         MetricRegistry(RESERVED),
         memory,
-        readings,
+        lambda: samples,
         cache,
     ).text()
     return finish(text)

@@ -8,6 +8,9 @@ from starlette.routing import Route
 
 from stubserve.grpc.service import Service
 from stubserve.http.app import create_app
+from stubserve.parts import parts_of
+from stubserve.settings.fronts import HttpSettings
+from stubserve.settings.groups import Settings
 from tools.reference.markdown import table
 
 # Paths without the version that may stand in most of them
@@ -95,7 +98,7 @@ An error over HTTP is `{"error": "..."}` with one of these statuses; over gRPC i
 
 def http_routes() -> dict[str, list[str]]:
     """Path -> methods, without those paths that name a version."""
-    app = create_app(cast(Any, None), openai=True, metrics=cast(Any, str))
+    app = create_app(cast(Any, None), parts_of(Settings(http=HttpSettings(openai=True))))
     found = {}
     for route in app.routes:
         assert isinstance(route, Route)

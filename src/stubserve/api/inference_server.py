@@ -29,11 +29,9 @@ class LargeJson(Protocol):
 
     async def read_generate(self, text: bytes, signature: Signature, store: Store) -> Request: ...
 
-    async def chat_text(
-        self, template: tuple[str, str, dict[str, str]], messages: str, tools: str, most: int, store: Store
-    ) -> str: ...
-
-    async def read_openai(self, text: bytes, route: str, store: Store) -> Any: ...
+    async def ask(
+        self, function: str, about: Any, most: int, text: bytes, store: Store, timeout_s: float | None = None
+    ) -> Request: ...
 
 
 class InferenceServer(Protocol):

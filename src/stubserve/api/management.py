@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stubserve.api.access import Access
@@ -13,9 +13,12 @@ from stubserve.gpus import there_is_a_driver
 from stubserve.inference.served_model import ServedModel
 from stubserve.loading.control import ModelControl
 from stubserve.memory import regions as refused
+from stubserve.memory.server_memory import Memory
 from stubserve.observability.logs import LogSettings
-from stubserve.observability.tracing import LEVELS, OFF, Tracing
+from stubserve.observability.metrics import ServerMetrics
+from stubserve.parts import Part
 from stubserve.repository.registry import Registry, parse_version
+from stubserve.settings.groups import TRACE_LEVELS, TRACE_OFF
 
 if TYPE_CHECKING:
     from stubserve.memory.client_regions import ClientRegions
@@ -79,8 +82,12 @@ class ServerFacts(InferenceServer, Protocol):
     @property
     def log_settings(self) -> LogSettings: ...
 
-    @property
-    def tracing(self) -> Tracing: ...
+    memory: Memory
+    metrics: ServerMetrics
+    # What optional features add; `part` finds the one in the folder of a name, and raises ServeError without it
+    parts: Sequence[Part]
+
+    def part(self, name: str) -> Any: ...
 
     def known_model(self, name: str, version: str) -> ServedModel: ...
 
@@ -192,17 +199,31 @@ def traced_model(server: ServerFacts, name: str) -> str:
     return name
 
 
+class TraceSettings(Protocol):
+    """The settings of a model's traces; without a name the server's."""
+
+    def to_dict(self, model: str) -> dict[str, list[str]]: ...
+
+    def update(self, changes: Mapping[str, Any], model: str) -> None: ...
+
+
+def tracing(server: ServerFacts) -> TraceSettings:
+    """Raises ServeError where traces are not installed."""
+    found: TraceSettings = server.part("traces")
+    return found
+
+
 def fixed_trace_file() -> ServeError:
     return unsupported("trace file location can not be updated through network protocol")
 
 
 def trace_levels(names: Sequence[str]) -> dict[str, Any]:
     """The change to these levels; unknown names are ignored. Raises ServeError."""
-    if OFF in names:
+    if TRACE_OFF in names:
         if len(names) > 1:
             raise invalid("Expect only one trace level 'OFF' is specified")
         return {"levels": ()}
-    wanted = tuple(level for level in LEVELS if level in names)
+    wanted = tuple(level for level in TRACE_LEVELS if level in names)
     return {"levels": wanted} if wanted else {}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from stubserve_stub.backends.card import Card
 from stubserve_stub.backends.cards import card_of
 
+from stubserve import parts
 from stubserve.checking.files import config_problems, file_problems
 from stubserve.checking.problems import Problem, Report, log_as_problems
 from stubserve.environments.environment import environment_in
@@ -30,7 +31,6 @@ from stubserve.loading.launchers import threads_per_instance
 from stubserve.loading.program import check_python_parameters, idle_parts, locate_program
 from stubserve.loading.source_check import completes_config, source_problems
 from stubserve.model_config.complete import copy_of, gpu_groups, members_of, normalise, usable_gpus
-from stubserve.model_config.openai_routes import PARAMETER as OPENAI_ROUTES
 from stubserve.model_config.parse import decode_text, find_templates
 from stubserve.model_config.proto import ENSEMBLE_PLATFORM, ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
@@ -38,8 +38,6 @@ from stubserve.model_config.validate import problems, validate_directory_name
 from stubserve.model_config.validate_ensemble import ensemble_problems, member_problems
 from stubserve.model_config.validate_io import repeated_tensors
 from stubserve.model_config.validate_sequence import initial_state_problems
-from stubserve.repository.agents.chain import check_digests, is_built_in
-from stubserve.repository.agents.process import agent_file
 from stubserve.repository.candidate import RUNS_ON_CPU
 from stubserve.repository.folder import (
     CONFIG_FILE,
@@ -112,10 +110,11 @@ class _Check:
         files = self._programs(config, versions)
         may_grow = any(completes_config(file) for file in files)
         is_unsure = may_grow or not self._reading.unread.isdisjoint(("input", "output"))
+        unsure = {error.message for error in parts.problems(config)} if is_unsure else set()
         for wrong in self._certain_problems(config, gpus):
             # What auto_complete_config may still fill in is not wrong yet.
             unfilled = wrong.path[:1] in (("input",), ("output",)) and "must specify" in wrong.message
-            if not ((may_grow and unfilled) or (is_unsure and wrong.path == ("parameters", OPENAI_ROUTES))):
+            if not ((may_grow and unfilled) or wrong.message in unsure):
                 self._add(wrong)
         for file in files:
             if file.suffix != ".py":
@@ -181,7 +180,16 @@ class _Check:
         return (error for error in problems(config, gpus) if error.message not in doubtful)
 
     def _agents(self, config: Any) -> None:
-        for index, agent in enumerate(config.model_repository_agents.agents):
+        agents = config.model_repository_agents.agents
+        if not agents:
+            return
+        if not parts.is_installed("agents"):
+            self._add(parts.not_installed("agents").at("model_repository_agents"))
+            return
+        from stubserve.repository.agents.chain import check_digests, is_built_in
+        from stubserve.repository.agents.process import agent_file
+
+        for index, agent in enumerate(agents):
             here = ("model_repository_agents", "agents", index)
             try:
                 if is_built_in(agent.name, self._agent_directory):

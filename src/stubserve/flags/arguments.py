@@ -20,6 +20,7 @@ from stubserve.flags.table import FLAGS, GROUPS
 from stubserve.flags.unneeded import UNNEEDED
 from stubserve.flags.values import CloudAddress, check_restricted, parse_bool, parse_int, parse_repository
 from stubserve.observability.logs import DEFAULT, ISO8601, JSON
+from stubserve.parts import is_installed
 from stubserve.settings.cache import REDIS
 from stubserve.settings.fronts import FrontSettings, Tls
 from stubserve.settings.groups import EXPLICIT, NONE, OPENTELEMETRY, POLL, Settings
@@ -51,6 +52,16 @@ _BACKEND_SETTINGS = (
     "enable-global-threadpool",
     "intra_op_thread_count",
     "inter_op_thread_count",
+)
+# What asks for a part of the server: a setting, the part's name, and the flag
+_PARTS = (
+    ("http.openai", "openai", "--openai"),
+    ("http.openai_port", "openai", "--openai-port"),
+    ("sagemaker.allow", "platforms", "--allow-sagemaker"),
+    ("vertex.allow", "platforms", "--allow-vertex-ai"),
+    ("http.try_page", "pages", "--try-page"),
+    ("tracing.config", "traces", "--trace-config"),
+    ("repository.remotes", "cloud", "--model-repository with an address in the cloud"),
 )
 
 
@@ -214,6 +225,9 @@ def _check_tls(protocol: str, tls: Tls | None) -> None:
 
 
 def _check_packages(settings: Settings) -> None:
+    for setting, part, flag in _PARTS:
+        if attrgetter(setting)(settings) and not is_installed(part):
+            raise UsageError(f"{flag} needs the part '{part}' of stubserve, which is not installed here")
     exports = settings.tracing.mode == OPENTELEMETRY
     for wanted, flag, package, extra, noun in (
         (exports, "--trace-config mode=opentelemetry", "opentelemetry", "opentelemetry", "packages"),

@@ -113,7 +113,7 @@ class ManagementRpcs:
         )
 
     async def trace_setting(self, request: Any) -> Any:
-        tracing = self._server.tracing
+        tracing = management.tracing(self._server)
         model = management.traced_model(self._server, request.model_name)
         tracing.update(_trace_changes(request.settings), model)
         return service_pb2.TraceSettingResponse(

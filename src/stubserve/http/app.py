@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,7 +24,7 @@ from stubserve.http.access import ANY, EXPOSED, INFERENCE, METHODS
 from stubserve.http.asgi_request import error_response, json_response, values_of
 from stubserve.http.infer_routes import GenerateRoute, InferRoute
 from stubserve.http.management_routes import ManagementRoutes
-from stubserve.http.pages import CHAT, TRY, page
+from stubserve.parts import Part
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -88,18 +89,23 @@ class _Methods:
         await response(scope, receive, send)
 
 
-def _page(name: str) -> Endpoint:
-    async def show(request: Request) -> Response:
-        return page(name)
-
-    return show
+def route(
+    server: ServerFacts,
+    path: str,
+    kind: str,
+    handlers: dict[str, Endpoint],
+    answer: Callable[[ServeError], Response] = error_response,
+    access: Access | None = None,
+) -> Route:
+    """A route. `kind` is its kind of API, `answer` the form of its errors; `access` are other rules than for HTTP."""
+    return Route(path, _Methods(server, kind, handlers, answer, access))
 
 
 # Path, kind of API (as --http-restricted-api calls it), methods
 _Row = tuple[str, str, dict[str, Endpoint]]
 
 
-def _table(server: ServerFacts, try_page: bool) -> list[_Row]:
+def _table(server: ServerFacts) -> list[_Row]:
     routes = ManagementRoutes(server)
     infer = InferRoute(server)
     trace_settings: dict[str, Endpoint] = {"GET": routes.trace_settings, "POST": routes.update_trace_settings}
@@ -114,8 +120,6 @@ def _table(server: ServerFacts, try_page: bool) -> list[_Row]:
         ("/v2/trace/setting", "trace", trace_settings),
         ("/v2/models/{model}/trace/setting", "trace", trace_settings),
     ]
-    if try_page:
-        table.append(("/v2/openapi.json", "metadata", {"GET": routes.openapi}))
     for prefix in ("/v2/models/{model}", "/v2/models/{model}/versions/{version:digits}"):
         table += [
             (prefix, "metadata", {"GET": routes.metadata}),
@@ -151,59 +155,31 @@ def _table(server: ServerFacts, try_page: bool) -> list[_Row]:
     return table
 
 
-def _switched_off(path: str, try_page: bool, openai: bool) -> str:
-    """The flag that a path needs, in a sentence; empty if no flag would make a difference."""
-    if path in ("/try", "/chat") and not try_page:
-        return "this page is served with --try-page, or where --http-address is a loopback address"
-    if (path == "/chat" or path.startswith("/v1/")) and not openai:
-        return "OpenAI's routes are served on this port with --openai"
-    return ""
-
-
 def create_app(
     server: ServerFacts,
+    parts: Sequence[Part] = (),
+    routes: Iterable[Route] = (),
     lifespan: Any = None,
     cors_origins: Sequence[str] = (),
-    try_page: bool = False,
-    openai: bool = False,
-    metrics: Callable[[], Awaitable[str]] | None = None,
-    as_upstream: bool = False,
     access: Access | None = None,
 ) -> Starlette:
-    """The app for a server. With `lifespan` (an ASGI host runs it) the app starts and stops the server itself.
+    """The app for a server, with the routes of `parts`, and more `routes`.
 
-    Pages of `cors_origins` may ask. `try_page` adds the page on which people try models, and the
-    models' description for tools (OpenAPI). The page itself needs no token: it says nothing about the server.
-    `openai` adds OpenAI's routes, whose errors have a form of their own, and where `metrics()` gives them the metrics;
-    with both there is a page to chat, too. `as_upstream`: these answer as Triton's own front end for OpenAI's protocol.
+    With `lifespan` (an ASGI host runs it) the app starts and stops the server itself. Pages of `cors_origins` may ask.
     `access` are other rules of access than the server's for HTTP.
     """
-    routes = [
-        Route(path, _Methods(server, kind, handlers, error_response, access))
-        for path, kind, handlers in _table(server, try_page)
-    ]
-    if openai:
-        # Here, so that a server without these routes does not load them.
-        from stubserve.http.openai.errors import openai_error, upstream_error
-        from stubserve.http.openai.routes import table
-
-        answer = upstream_error if as_upstream else openai_error
-        rows = table(server, as_upstream, metrics)
-        routes += [Route(path, _Methods(server, kind, handlers, answer, access)) for path, kind, handlers in rows]
-    if try_page:
-        routes.append(Route("/try", _page(TRY)))
-        if openai:
-            routes.append(Route("/chat", _page(CHAT)))
+    found = [route(server, path, kind, handlers, access=access) for path, kind, handlers in _table(server)]
+    found += [*itertools.chain.from_iterable(part.routes(server) for part in parts), *routes]
 
     async def unexpected(request: Request, error: Exception) -> Response:
         return error_response(internal("unexpected error while the request was handled; see the server's log"))
 
     async def no_route(request: Request, error: Exception) -> Response:
-        why = _switched_off(request.url.path, try_page, openai)
+        why = next(filter(None, (part.hint(request.url.path) for part in parts)), "")
         return json_response({"error": f"Not Found: {why}" if why else "Not Found"}, 404)
 
     app = Starlette(
-        routes=routes,
+        routes=found,
         exception_handlers={404: no_route, Exception: unexpected},
         middleware=[
             Middleware(

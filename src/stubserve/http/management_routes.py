@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stubserve.api import management
-from stubserve.api.access import AUTHORIZATION
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, internal, invalid, unavailable
 from stubserve.http.asgi_request import QUESTION_BYTES, body_of, json_response
@@ -53,13 +52,6 @@ class ManagementRoutes:
         return Response(b"")
 
     # Metadata
-
-    async def openapi(self, request: Request) -> Response:
-        from stubserve.api import openapi  # not at the top: only servers with the page to try models have it
-
-        access, models = self._server.http_access, self._server.registry.serving()
-        wants_token = access is not None and AUTHORIZATION in access.credentials
-        return json_response(openapi.document(self._server.name, self._server.version, models, wants_token))
 
     async def server_metadata(self, request: Request) -> Response:
         return json_response(
@@ -120,13 +112,13 @@ class ManagementRoutes:
 
     async def trace_settings(self, request: Request) -> Response:
         model = management.traced_model(self._server, request.path_params.get("model", ""))
-        return json_response(_shown(self._server.tracing.to_dict(model)))
+        return json_response(_shown(management.tracing(self._server).to_dict(model)))
 
     async def update_trace_settings(self, request: Request) -> Response:
         model = management.traced_model(self._server, request.path_params.get("model", ""))
         async with body_of(request, self._server, QUESTION_BYTES) as body:
             changes = _trace_settings(body)
-        self._server.tracing.update(changes, model)
+        management.tracing(self._server).update(changes, model)
         return await self.trace_settings(request)
 
     # Shared memory of clients

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from stubserve.errors import ServeError
 from stubserve.loading.changes import Turn
+from stubserve.parts import require
 from stubserve.repository.candidate import Candidate, copy_candidate, find_candidate, make_candidate, read_candidate
 from stubserve.repository.contents import contents_of
 from stubserve.repository.folder import CONFIG_FILE
@@ -92,7 +93,7 @@ class Finder:
 
     async def _ask_agents(self, candidate: Candidate) -> Candidate:
         if self._agents is None:
-            # Imported only if a model has one.
+            require("agents")
             from stubserve.repository.agents.chain import Agents
 
             self._agents = Agents(self._settings)

@@ -18,15 +18,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.tokens import Tokens
-from stubserve.inference.trace import ModelTracing
 from stubserve.instances.death import RestartPolicy
 from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.launcher import Launcher
@@ -37,13 +35,11 @@ from stubserve.loading.launchers import Launchers
 from stubserve.loading.program import idle_parts
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import InstanceSpec, instances_of, with_instances
-from stubserve.model_config.openai_routes import CHAT_TEMPLATE, TEXT, openai_use
 from stubserve.model_config.proto import ENSEMBLE_PLATFORM
 from stubserve.model_config.render import conclude_auto_complete, render_json
 from stubserve.model_config.validate import validate
 from stubserve.model_config.validate_io import repeated_tensors
 from stubserve.repository.candidate import Candidate
-from stubserve.repository.chat_template import read_chat_template
 from stubserve.repository.folder import read_labels
 from stubserve.serving.instance_model import InstanceModel, instance_model
 from stubserve.settings.groups import InstanceSettings, LatencySettings
@@ -75,6 +71,10 @@ class InstanceUpdate:
     config: Any
 
 
+async def no_step(model: ServedModel, folder: Path) -> None:
+    """For a loader that no parts of a server concern."""
+
+
 log = logging.getLogger("stubserve.repository")
 
 _FAILED_LOAD_GRACE_S = 1.0
@@ -85,7 +85,7 @@ class Loader:
 
     Models complete their configurations if `completes` is set. `latencies` are the distributions to measure, None if
     they cannot be read. `cache` is the server's response cache, if any; `limiter` lets instances share resources.
-    `tracing` gives a model's tracing by name. Without `hints` another part names likely mistakes in sources.
+    Without `hints` another part names likely mistakes in sources. `step` is what parts of the server do at each load.
     """
 
     def __init__(
@@ -95,16 +95,16 @@ class Loader:
         completes: bool,
         latencies: LatencySettings | None,
         make_launcher: Callable[..., Launcher] = Launcher,
-        tracing: Callable[[str], ModelTracing] = lambda _: ModelTracing(),
         cache: ResponseCache | None = None,
         limiter: RateLimiter | None = None,
         hints: bool = True,
+        step: Callable[[ServedModel, Path], Awaitable[None]] = no_step,
     ) -> None:
         self._settings = settings
         self._memory = memory
         self._completes = completes
         self._measured = latencies
-        self._tracing = tracing
+        self._step = step
         self._cache = cache
         self._limiter = limiter
         self._launchers = Launchers(settings, memory, make_launcher, hints)
@@ -126,10 +126,8 @@ class Loader:
 
                 samples = await asyncio.to_thread(read_samples, config, ensemble.signature, folder.path)
                 await warm_up_ensemble(ensemble, samples, self._memory)
-            ensemble.tracing = self._tracing(ensemble.name)
             ensemble.latencies = self._latencies(config)
-            ensemble.statistics.tokens = _tokens(config)
-            await self._take_chat_template(ensemble, folder.path)
+            await self._step(ensemble, folder.path)
             if self._cache is not None and self._cache.is_shared:
                 members = b"".join([one.identity for one in ensemble.members.values()])
                 ensemble.identity = identity_of(config, version, members)
@@ -161,10 +159,8 @@ class Loader:
             limits = (settings.max_queue_size, settings.restart_wait_secs, settings.quarantine_secs)
             model = instance_model(name, version, config, self._limiter, *limits, self._memory.heap)
             model.signature.labels = labels
-            model.tracing = self._tracing(name)
             model.latencies = self._latencies(config)
-            model.statistics.tokens = _tokens(config)
-            await self._take_chat_template(model, folder.path)
+            await self._step(model, folder.path)
             if files:
                 model.identity = identity_of(config, version, files)
             self._use_cache(model)
@@ -218,15 +214,6 @@ class Loader:
 
         samples = await asyncio.to_thread(read_samples, model.config, model.signature, folder)
         return WarmUp(model, samples, self._memory)
-
-    async def _take_chat_template(self, model: ServedModel, folder: Path) -> None:
-        """Reads the chat template of a model that takes a text, for OpenAI's routes."""
-        if openai_use(model.config).completions == TEXT:
-            folders = [folder / str(model.version), folder]
-            if self._settings.tokenizer is not None:
-                folders.append(self._settings.tokenizer)
-            found = await asyncio.to_thread(read_chat_template, model.name, folders)
-            model.signature.memo[CHAT_TEMPLATE] = found
 
     def _tell_what_is_idle(self, config: Any) -> None:
         for _, text in idle_parts(config, limits=self._limiter is not None, caches=self._cache is not None):
@@ -347,9 +334,3 @@ async def _differs(model: InstanceModel, launcher: Launcher, instance: str) -> b
         instance,
     )
     return True
-
-
-def _tokens(config: Any) -> Tokens | None:
-    """The counts of tokens of a model that OpenAI's routes can serve, whether they are on or not."""
-    use = openai_use(config)
-    return Tokens() if use.chat or use.completions or use.embeddings else None

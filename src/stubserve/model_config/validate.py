@@ -21,10 +21,10 @@ from typing import Any
 
 from stubserve_stub.backends.cards import card_of
 
+from stubserve import parts
 from stubserve.errors import ServeError, internal, invalid, raise_first, within
 from stubserve.gpus import NO_GPUS, Gpus
 from stubserve.model_config.complete import usable_gpus
-from stubserve.model_config.openai_routes import openai_problems
 from stubserve.model_config.proto import ENSEMBLE_PLATFORM, ModelConfig, model_config_pb2
 from stubserve.model_config.validate_io import io_problems
 
@@ -50,7 +50,7 @@ def problems(config: ModelConfig, gpus: Gpus = NO_GPUS) -> Iterator[ServeError]:
         from stubserve.model_config.validate_sequence import state_problems
 
         yield from state_problems(config)
-    yield from openai_problems(config)
+    yield from parts.problems(config)
 
 
 def validate(config: ModelConfig, gpus: Gpus = NO_GPUS) -> None:

@@ -9,7 +9,7 @@ the kernel for a stub's memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import psutil
@@ -24,7 +24,7 @@ from stubserve.memory.server_memory import Memory
 from stubserve.observability.custom_metrics import Labels, MetricRegistry
 from stubserve.observability.exposition import Exposition, FamilyText
 from stubserve.observability.families import FAMILIES
-from stubserve.observability.gpu_metrics import GpuMetrics
+from stubserve.parts import Sample
 from stubserve.settings.groups import LatencySettings
 
 if TYPE_CHECKING:
@@ -54,14 +54,11 @@ _CACHE_COUNTS = {
 _BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SERVING = ("ready", "asleep")
 
-# By family, how to read what is counted for the server as a whole
-Readings = Mapping[str, Callable[[], float]]
-
 
 class ServerMetrics:
     """`models()` gives the models that serve; `memory` is their shared memory, `custom` the metrics that they make.
 
-    `cache` is the response cache, if there is one; `readings` read what is counted for the server as a whole.
+    `cache` is the response cache, if there is one; `samples()` gives what is counted for the server as a whole.
     """
 
     def __init__(
@@ -71,10 +68,10 @@ class ServerMetrics:
         machine: MachineMetrics,
         custom: MetricRegistry,
         memory: Memory,
-        readings: Readings,
+        samples: Callable[[], Iterable[Sample]],
         cache: ResponseCache | None = None,
     ) -> None:
-        self._readings = readings
+        self._samples = samples
         self._models = models
         self._options = options
         self._machine = machine
@@ -94,8 +91,8 @@ class ServerMetrics:
         committed = _family(exposition, "stubserve_arena_committed_bytes")
         for owner, nbytes in self._memory.held().items():
             committed.sample((("owner", owner),), nbytes)
-        for name, read in self._readings.items():
-            _family(exposition, name).sample((), read())
+        for name, labels, value in self._samples():
+            _family(exposition, name).sample(labels, value)
         self._machine.expose(exposition)
         for family in self._custom.families():
             text = exposition.family(family.name, family.kind, family.description)
@@ -231,13 +228,12 @@ def _expose_cache(store: LocalStore, exposition: Exposition) -> None:
 class MachineMetrics:
     """`interval_s` is the shortest time over which utilization is measured; until it is over the last value counts.
 
-    `cpu` says whether those of CPU and memory are wanted, and `gpus` has those of the GPUs that there are.
+    `cpu` says whether those of CPU and memory are wanted.
     """
 
-    def __init__(self, interval_s: float, cpu: bool, gpus: GpuMetrics) -> None:
+    def __init__(self, interval_s: float, cpu: bool) -> None:
         self._interval_s = interval_s
         self._cpu = cpu
-        self._gpus = gpus
         self._measured_at = time.monotonic()
         self._times = _busy_and_total()
         self._utilization = 0.0
@@ -252,9 +248,6 @@ class MachineMetrics:
             values["nv_cpu_memory_used_bytes"] = memory.total - memory.available
         for name, value in values.items():
             _family(exposition, name).sample((), value)
-        for uuid, of_gpu in self._gpus.values.items():
-            for name, value in of_gpu.items():
-                _family(exposition, name).sample((("gpu_uuid", uuid),), value)
 
     def _measure(self) -> float:
         now = time.monotonic()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.model_config.complete import members_of
+from stubserve.parts import require
 from stubserve.repository import folder as disk
 from stubserve.repository.daemon_threads import in_daemon_thread
 from stubserve.repository.folder import BETWEEN, ModelFolder, Survey, check_model_name, key_of, read_config
@@ -73,7 +74,7 @@ class Repositories:
             if not repository.is_dir():
                 raise internal(f"failed to stat file {repository}: repository path is not a valid directory")
         if self._settings.remotes:
-            # Imported only if there is one.
+            require("cloud")
             from stubserve.repository.cloud.mirror import open_mirror
 
             for address in self._settings.remotes:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
@@ -17,13 +16,15 @@ from starlette.types import ASGIApp
 from stubserve.connections.listening import Acceptor
 from stubserve.connections.paced_transport import see_it_closed
 from stubserve.connections.tls import tls_context
+from stubserve.http.access import Cors, HttpAccess
 from stubserve.http.app import create_app
 from stubserve.http.connection import HttpConnection
 from stubserve.http.fallback import uvicorn_config
 from stubserve.http.message import has_asked
-from stubserve.http.pages import create_metrics_app
+from stubserve.http.metrics import create_metrics_app
 from stubserve.http.shared import Connections
 from stubserve.inference.long_work import Offload
+from stubserve.parts import Port
 from stubserve.server.server import Server
 
 if TYPE_CHECKING:
@@ -33,11 +34,18 @@ if TYPE_CHECKING:
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers and without its ten wake-ups per second: an idle server sleeps.
 
-    With an `offload` an `Acceptor` takes the connections.
+    With an `offload` an `Acceptor` takes the connections, which share `connections`, for an orderly stop.
     """
 
-    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, offload: Offload | None = None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        tls: ssl.SSLContext | None,
+        offload: Offload | None = None,
+        connections: Connections | None = None,
+    ) -> None:
         super().__init__(config)
+        self.connections = connections
         self._tls = tls
         self._stopping = asyncio.Event()
         self._offload = offload
@@ -79,64 +87,32 @@ class HttpServer(uvicorn.Server):
         self._stopping.set()
 
 
-def http_server(server: Server, connections: Connections) -> HttpServer:
-    """The HTTP front end of a server. Its connections share `connections`, for an orderly stop. Raises OSError."""
-    http = server.settings.http
-    app = create_app(server, None, http.cors_origins, http.shows_try_page, http.openai, _metrics(server))
-    return _on_own_connections(server, app, connections)
-
-
-def openai_server(server: Server, connections: Connections) -> HttpServer:
-    """The front end for OpenAI's protocol on a port of its own. Raises OSError."""
-    origins = server.settings.http.cors_origins
-    app = create_app(server, None, origins, False, True, _metrics(server), as_upstream=True, access=connections.access)
-    return _on_own_connections(server, app, connections)
-
-
-def _on_own_connections(server: Server, app: ASGIApp, connections: Connections) -> HttpServer:
-    protocol = functools.partial(HttpConnection, connections)
-    grace_s = server.settings.exit_timeout_secs
-    config = _config(server, app, http=protocol, timeout_graceful_shutdown=grace_s)
-    return HttpServer(config, _tls(server), server.offload)
-
-
-def _metrics(server: Server) -> Callable[[], Awaitable[str]] | None:
-    """Gives the current metrics; None where they are off, or meant for an address that HTTP is not served at."""
-    settings = server.settings
-    if not settings.metrics.allow or settings.metrics_address != settings.http.address:
-        return None
-    return lambda: server.offload.run(server.metrics.text())
+def http_server(server: Server) -> HttpServer:
+    """The HTTP front end of a server, with the routes of its parts. Raises OSError."""
+    app = create_app(server, server.parts, cors_origins=server.settings.http.cors_origins)
+    return _on_own_connections(server, app, server.http_access)
 
 
 def metrics_server(server: Server) -> HttpServer:
     """The front end of a server's metrics. Raises OSError."""
-    return HttpServer(_config(server, _metrics_app(server)), _tls(server))
+    return HttpServer(_config(server, create_metrics_app(server)), _tls(server))
 
 
-def _metrics_app(server: Server) -> ASGIApp:
-    shows_page = server.settings.metrics.status_page
-    return create_metrics_app(
-        lambda: server.offload.run(server.metrics.text()),
-        (lambda: server.offload.run(server.status.json())) if shows_page else None,
-        server.http_access,
-    )
-
-
-def sagemaker_server(server: Server) -> HttpServer:
-    """The front end for SageMaker. Raises OSError."""
-    from stubserve.http.platforms.sagemaker import SageMaker
-
-    app = SageMaker(server, server.control, create_app(server), server.http_access, os.environ)
+def part_server(server: Server, port: Port) -> HttpServer:
+    """The front end for a port of one of the server's parts. Raises OSError, ServeError."""
+    app = port.app()
+    if port.own_connections:
+        return _on_own_connections(server, app, port.access)
     return HttpServer(_config(server, app), _tls(server))
 
 
-def vertex_server(server: Server) -> HttpServer:
-    """The front end for Vertex AI. Raises OSError; ServeError if its environment lacks a variable."""
-    from stubserve.http.platforms.vertex import VertexAi
-
-    metrics = _metrics_app(server) if server.settings.metrics.allow else None
-    app = VertexAi(server, create_app(server), metrics, server.settings.vertex.default_model, os.environ)
-    return HttpServer(_config(server, app), _tls(server))
+def _on_own_connections(server: Server, app: ASGIApp, access: HttpAccess | None) -> HttpServer:
+    settings = server.settings
+    cors = Cors(settings.http.cors_origins) if settings.http.cors_origins else None
+    connections = Connections(server, cors, settings.logging.access, access)
+    protocol = functools.partial(HttpConnection, connections)
+    config = _config(server, app, http=protocol, timeout_graceful_shutdown=settings.exit_timeout_secs)
+    return HttpServer(config, _tls(server), server.offload, connections)
 
 
 def _tls(server: Server) -> ssl.SSLContext | None:

@@ -10,28 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import json
 import logging
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stubserve.connections.listening import BACKLOG, explained, listen
 from stubserve.errors import ServeError
-from stubserve.http.access import Cors
 from stubserve.http.shared import Connections
-from stubserve.inference.served_model import ServedModel
-from stubserve.model_config.render import model_metadata, render_json
-from stubserve.server.fronts import (
-    HttpServer,
-    grpc_server,
-    http_server,
-    metrics_server,
-    openai_server,
-    sagemaker_server,
-    vertex_server,
-)
+from stubserve.server.fronts import HttpServer, grpc_server, http_server, metrics_server, part_server
 from stubserve.server.server import Server
 
 if TYPE_CHECKING:
@@ -42,7 +30,7 @@ log = logging.getLogger("stubserve.server")
 # The part of --exit-timeout-secs for HTTP requests to end; the rest is for models to finalize.
 _DRAIN_PART = 0.8
 
-_HTTP, _OPENAI, _METRICS = "HTTPService", "OpenAI HTTPService", "Metrics Service"
+_HTTP, _METRICS = "HTTPService", "Metrics Service"
 
 
 class CannotServe(Exception):
@@ -54,27 +42,23 @@ class Ports:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        http = server.settings.http
-        cors = Cors(http.cors_origins) if http.cors_origins else None
-        self._connections = Connections(server, cors, server.settings.logging.access, server.http_access)
-        self._openai = Connections(server, cors, server.settings.logging.access, server.openai_access)
         self._http: dict[str, tuple[HttpServer, socket.socket]] = {}
         self._grpc: Http2Transport | None = None
         self._serving: list[asyncio.Task[None]] = []
         self._stopping_grpc: asyncio.Task[None] | None = None
-        self._log_requests_if_verbose()
         server.log_settings.watchers.add(self._log_requests_if_verbose)
 
     async def open(self) -> None:
         """Binds all ports; gRPC is served from now on, unless its port is shared. Raises CannotServe."""
         for name, protocol, address, port, make in self._wanted():
             try:
-                self._http[name] = (make(self._server), listen(address, port, self._is_shared(name)))
+                self._http[name] = (make(), listen(address, port, self._is_shared(name)))
             except OSError as error:
                 text = f"Socket '{address}:{port}' cannot be opened: {explained(error, protocol)}"
                 raise CannotServe(text) from None
             except ServeError as error:
                 raise CannotServe(f"error: creating server: {error.status_text}") from None
+        self._log_requests_if_verbose()
         grpc = self._server.settings.grpc
         if grpc.allow:
             try:
@@ -92,22 +76,17 @@ class Ports:
     def _is_shared(self, name: str) -> bool:
         return name == _HTTP and self._server.settings.http.reuse_port
 
-    def _wanted(self) -> Iterator[tuple[str, str, str, int, Callable[[Server], HttpServer]]]:
+    def _wanted(self) -> Iterator[tuple[str, str, str, int, Callable[[], HttpServer]]]:
         """The ports for uvicorn: name in the log and in flags, address, port, and the maker of the front end."""
-        settings = self._server.settings
+        server, settings = self._server, self._server.settings
         address = settings.http.address
         if settings.http.allow:
-            make_http = functools.partial(http_server, connections=self._connections)
-            yield _HTTP, "http", address, settings.http.port, make_http
-        if settings.http.openai_port is not None:
-            make_openai = functools.partial(openai_server, connections=self._openai)
-            yield _OPENAI, "openai", address, settings.http.openai_port, make_openai
+            yield _HTTP, "http", address, settings.http.port, partial(http_server, server)
         if settings.metrics.allow:
-            yield _METRICS, "metrics", settings.metrics_address, settings.metrics.port, metrics_server
-        if settings.sagemaker.allow:
-            yield "Sagemaker HTTPService", "sagemaker", address, settings.sagemaker.port, sagemaker_server
-        if settings.vertex.allow:
-            yield "Vertex AI HTTPService", "vertex-ai", address, settings.vertex.port, vertex_server
+            yield _METRICS, "metrics", settings.metrics_address, settings.metrics.port, partial(metrics_server, server)
+        for part in server.parts:
+            for port in part.ports(server):
+                yield port.name, port.protocol, address, port.number, partial(part_server, server, port)
 
     def serve(self) -> None:
         """Accepts connections from now on, except on shared ports."""
@@ -139,25 +118,21 @@ class Ports:
         """The server's addresses, by protocol, as people on this machine write them."""
         settings = self._server.settings
         scheme = "http" if settings.http.tls is None else "https"
+        served = self._server.serving()
         addresses = {}
         if _HTTP in self._http:
-            served = self._server.serving()
             model = f"/{served[0].name}/infer" if served else ""
-            where = f"{_host(settings.http.address)}:{self._port(_HTTP)}"
-            addresses["HTTP"] = f"{scheme}://{where}/v2/models{model}"
-            if served:
-                addresses |= _ways_to_ask(served[0], f"{scheme}://{where}")
-            if settings.http.shows_try_page:
-                addresses["Try"] = f"{scheme}://{where}/try"
-                if settings.http.openai:
-                    addresses["Chat"] = f"{scheme}://{where}/chat"
+            http = f"{scheme}://{_host(settings.http.address)}:{self._port(_HTTP)}"
+            addresses["HTTP"] = f"{http}/v2/models{model}"
+            for part in self._server.parts:
+                addresses |= part.addresses(http, "", served)
         if self._grpc is not None:
             addresses["gRPC"] = f"{_host(settings.grpc.address)}:{self._grpc.port}"
         if _METRICS in self._http:
-            where = f"{_host(settings.metrics_address)}:{self._port(_METRICS)}"
-            addresses["Metrics"] = f"{scheme}://{where}/metrics"
-            if settings.metrics.status_page:
-                addresses["Status"] = f"{scheme}://{where}/"
+            metrics = f"{scheme}://{_host(settings.metrics_address)}:{self._port(_METRICS)}"
+            addresses["Metrics"] = f"{metrics}/metrics"
+            for part in self._server.parts:
+                addresses |= part.addresses("", metrics, served)
         return addresses
 
     def _port(self, name: str) -> int:
@@ -166,15 +141,15 @@ class Ports:
 
     def begin_leaving(self) -> None:
         """The server goes soon: HTTP connections take one request more, and gRPC's clients are asked to use others."""
-        self._connections.open.begin_leaving()
-        self._openai.open.begin_leaving()
+        for connections in self._connections():
+            connections.open.begin_leaving()
         if self._grpc is not None:
             self._grpc.begin_leaving()
 
     def begin_drain(self) -> None:
         """Marks the HTTP requests under way now: `drain` waits for these."""
-        self._connections.open.begin_drain()
-        self._openai.open.begin_drain()
+        for connections in self._connections():
+            connections.open.begin_drain()
 
     async def drain(self, timeout_s: float) -> None:
         """Accepts no more connections. Waits until HTTP requests are answered, for 0.8 of `timeout_s` at most.
@@ -183,11 +158,11 @@ class Ports:
         """
         if self._grpc is not None:
             self._stopping_grpc = asyncio.get_running_loop().create_task(self._grpc.stop(timeout_s))
-        for name in (_HTTP, _OPENAI):
-            if name in self._http:
-                self._http[name][0].stop()
+        for front, _ in self._http.values():
+            if front.connections is not None:
+                front.stop()
         with contextlib.suppress(asyncio.TimeoutError):
-            draining = asyncio.gather(self._connections.open.drain(), self._openai.open.drain())
+            draining = asyncio.gather(*(connections.open.drain() for connections in self._connections()))
             await asyncio.wait_for(draining, timeout_s * _DRAIN_PART)
 
     async def close(self) -> None:
@@ -198,19 +173,12 @@ class Ports:
         await asyncio.gather(*self._serving)
 
     def _log_requests_if_verbose(self) -> None:
-        self._connections.log_requests = self._openai.log_requests = self._server.log_settings.verbose
+        for connections in self._connections():
+            connections.log_requests = self._server.log_settings.verbose
 
-
-def _ways_to_ask(model: ServedModel, url: str) -> dict[str, str]:
-    """Commands that ask a model; none where stubserve's tools are not installed."""
-    try:
-        from stubserve.commands.question import DEFAULT_URL, command_line, curl_line, inputs_of
-    except ImportError:
-        return {}
-    inputs = inputs_of(model_metadata(model.config, []), json.loads(render_json(model.config)))
-    ways = {"Ask": command_line(model.name, inputs, url if url != DEFAULT_URL else "")}
-    curl = "" if model.signature.decoupled else curl_line(model.name, inputs, url)
-    return {**ways, "Curl": curl} if curl else ways
+    def _connections(self) -> Iterator[Connections]:
+        """What our own connections share, by port."""
+        return (front.connections for front, _ in self._http.values() if front.connections is not None)
 
 
 def _host(address: str) -> str:

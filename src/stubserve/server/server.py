@@ -7,19 +7,18 @@ import difflib
 import logging
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from stubserve import __version__
 from stubserve.api.access import KINDS, OWNER
 from stubserve.api.fair_queues import OFF, FairQueues
 from stubserve.api.forwarded_headers import HeaderForwarding
-from stubserve.api.status import ServerStatus
 from stubserve.api.tokens import Tokens
 from stubserve.connections.arrival import Arrivals
 from stubserve.connections.slow_clients import RequestPace, SlowClients
 from stubserve.errors import ServeError, invalid, overloaded, unavailable
-from stubserve.gpus import there_is_a_driver
 from stubserve.http.access import http_access
 from stubserve.http.json.process import JsonProcess
 from stubserve.inference.long_work import Offload
@@ -34,13 +33,11 @@ from stubserve.memory.system_pressure import MemoryPressure
 from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
-from stubserve.observability.gpu_metrics import GpuMetrics
-from stubserve.observability.metrics import MachineMetrics, Readings, ServerMetrics
-from stubserve.observability.trace_queue import TraceQueue
-from stubserve.observability.tracing import Tracing
+from stubserve.observability.metrics import MachineMetrics, ServerMetrics
+from stubserve.parts import Part, Sample, not_installed, parts_of
 from stubserve.repository.folder import list_names
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
-from stubserve.settings.groups import EXPLICIT, NONE, OPENTELEMETRY, POLL, Settings, TracingSettings
+from stubserve.settings.groups import EXPLICIT, NONE, POLL, Settings
 
 if TYPE_CHECKING:
     # What is off is not imported.
@@ -52,12 +49,12 @@ log = logging.getLogger("stubserve.server")
 
 
 class Server:
-    """One server: its models and shared memory, and all that the protocols need.
+    """One server: its models and shared memory, and all that the protocols need. Without `parts` it makes them.
 
     Raises OSError, TokenFileError, ConfinementError.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, parts: Sequence[Part] | None = None) -> None:
         self.settings = settings
         self.log_settings = logs.configure(settings.logging)
         self.name = settings.id
@@ -67,9 +64,6 @@ class Server:
         self.tokens = None if auth.token_file is None else Tokens(auth.token_file, KINDS)
         self.owner = os.environ.pop(OWNER, "").encode()
         self.http_access = http_access(settings.http.restricted, self.tokens, auth.open_kinds, self.owner)
-        required = {kind: one for group in settings.http.openai_restrictions for kind, one in group.items()}
-        restricted = {**settings.http.restricted, **required}
-        self.openai_access = http_access(restricted, self.tokens, auth.open_kinds, self.owner)
         pattern = settings.http.header_forward_pattern
         self.http_forwarding = HeaderForwarding(pattern) if pattern else None
         self.max_input_size = settings.http.max_input_size
@@ -106,15 +100,11 @@ class Server:
         custom = MetricRegistry(RESERVED)
         measured = settings.metrics
         interval_s = measured.interval_ms / 1000
-        self._gpu_metrics = GpuMetrics(interval_s)
-        machine = MachineMetrics(interval_s, measured.allow_cpu, self._gpu_metrics)
+        machine = MachineMetrics(interval_s, measured.allow_cpu)
         self.metrics = ServerMetrics(
-            self._registry.serving, measured.latencies, machine, custom, self.memory, self._readings(), self.cache
+            self._registry.serving, measured.latencies, machine, custom, self.memory, self._samples, self.cache
         )
-        self.status = ServerStatus(
-            self.name, self.version, self._registry.models.values, self.memory, self.log_settings.last_errors
-        )
-        self.tracing = Tracing(settings.tracing, _trace_destination(settings.tracing))
+        self.parts = parts_of(settings) if parts is None else parts
         self._janitor = Janitor()
         self._confinement = confinement(settings.instances)
         self._control = self._model_control(custom)
@@ -127,13 +117,13 @@ class Server:
         loader = Loader(
             settings.instances,
             self.memory,
-            tracing=self.tracing.of,
             completes=not settings.repository.disable_auto_complete,
             latencies=settings.metrics.latencies if settings.metrics.allow else None,
             cache=self.cache,
             limiter=None if limits.mode == "off" else _rate_limiter(given),
             # With --dev the check of the saved files reports them.
             hints=not settings.repository.notices_changes,
+            step=self._load_step,
         )
         services = Services(
             self._registry,
@@ -152,6 +142,18 @@ class Server:
             checks=_check_command(settings) if settings.repository.notices_changes else (),
         )
 
+    async def _load_step(self, model: ServedModel, folder: Path) -> None:
+        """What parts do with a model at its load. Raises ServeError."""
+        for part in self.parts:
+            await part.load(model, folder)
+
+    def part(self, name: str) -> Any:
+        """The part in the folder of this name. Raises ServeError."""
+        for part in self.parts:
+            if part.name == name:
+                return part
+        raise not_installed(name)
+
     async def load(self) -> bool:
         """Loads the models of the start; returns whether all are loaded. Raises ServeError if a repository cannot be
         read.
@@ -159,8 +161,8 @@ class Server:
         After that error the server is neither live nor ready, and has no models.
         """
         self._memory_pressure.start()
-        if self.settings.metrics.allow and self.settings.metrics.allow_gpu and there_is_a_driver():
-            await self._gpu_metrics.start()
+        for part in self.parts:
+            await part.start()
         try:
             await asyncio.to_thread(_check_debugged, self.settings)
             complete = await self._control.load_all()
@@ -226,17 +228,16 @@ class Server:
                     return False
         return True
 
-    def _readings(self) -> Readings:
+    def _samples(self) -> Iterator[Sample]:
         """Measurements of the server as a whole."""
         tokens = self.tokens
-        return {
-            "stubserve_memory_pressure": lambda: float(self._memory_pressure.is_high),
-            "stubserve_requests_shed_total": lambda: self._shed,
-            "stubserve_traces_lost_total": lambda: self.tracing.lost,
-            "stubserve_log_lines_lost_total": self.log_settings.lines_lost,
-            "stubserve_token_file_reads_total": lambda: 0 if tokens is None else tokens.epoch - 1,
-            "stubserve_token_file_failures_total": lambda: 0 if tokens is None else tokens.failures,
-        }
+        yield "stubserve_memory_pressure", (), float(self._memory_pressure.is_high)
+        yield "stubserve_requests_shed_total", (), self._shed
+        yield "stubserve_log_lines_lost_total", (), self.log_settings.lines_lost()
+        yield "stubserve_token_file_reads_total", (), 0 if tokens is None else tokens.epoch - 1
+        yield "stubserve_token_file_failures_total", (), 0 if tokens is None else tokens.failures
+        for part in self.parts:
+            yield from part.samples()
 
     def _make_room(self) -> bool:
         """Makes room in shared memory for a request; returns False if there is none to gain."""
@@ -263,11 +264,11 @@ class Server:
         if self.cache is not None:
             await self.cache.close()
         self._memory_pressure.close()
-        await self._gpu_metrics.stop()
         self.large_json.close()
         if self.regions is not None:
             self.regions.close()
-        await asyncio.to_thread(self.tracing.close)
+        for part in self.parts:
+            await part.close()
         self.offload.close()
 
 
@@ -285,18 +286,6 @@ def _check_debugged(settings: Settings) -> None:
             close = difflib.get_close_matches(name, known, 1)
             meant = f"; did you mean '{close[0]}'?" if close else ""
             raise invalid(f"--debug-model={name}: there is no model of that name{meant}")
-
-
-def _trace_destination(settings: TracingSettings) -> TraceQueue | None:
-    if settings.mode == OPENTELEMETRY:
-        from stubserve.observability.trace_spans import SpanExport
-
-        return SpanExport(settings)
-    if not settings.file:
-        return None
-    from stubserve.observability.trace_file import TraceFile
-
-    return TraceFile(settings.file)
 
 
 def _client_regions() -> ClientRegions:

@@ -18,9 +18,10 @@ from stubserve.gpus import LEAST_CAPABILITY
 from stubserve.settings.cache import CacheSettings
 from stubserve.settings.fronts import GrpcSettings, HttpSettings, SageMakerSettings, VertexSettings
 
-# Forms of traces; and the level with the times of a request
+# Forms of traces; and their levels: the times of a request, its tensors, and that which removes those before it
 TRITON, OPENTELEMETRY = "triton", "opentelemetry"
-TIMESTAMPS = "TIMESTAMPS"
+TIMESTAMPS, TENSORS, TRACE_OFF = "TIMESTAMPS", "TENSORS", "OFF"
+TRACE_LEVELS = (TIMESTAMPS, TENSORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class TracingSettings:
         found: set[str] = set()
         for mode, name, value in self.config:
             if (mode, name) == ("", "level"):
-                found = set() if value == "OFF" else found | {TIMESTAMPS if value in ("MIN", "MAX") else value}
+                found = set() if value == TRACE_OFF else found | {TIMESTAMPS if value in ("MIN", "MAX") else value}
         return frozenset(found)
 
     @property

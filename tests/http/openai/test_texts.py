@@ -15,13 +15,13 @@ from stubserve.errors import ServeError
 from stubserve.http.infer_encode import in_heap, json_array, json_array_steps
 from stubserve.http.openai.objects import ObjectWriter
 from stubserve.http.openai.texts import TextWriter
+from stubserve.http.openai.use import CHAT, COMPLETIONS, EMBEDDINGS
 from stubserve.http.openai.vectors import VectorWriter
 from stubserve.http.openai.writer import STEP, Form, Writer, document
 from stubserve.inference.long_work import finish
 from stubserve.inference.request import Response
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.tokens import Tokens
-from stubserve.model_config.openai_routes import CHAT, COMPLETIONS, EMBEDDINGS
 
 TEXTS = st.text("ab é", max_size=12)
 

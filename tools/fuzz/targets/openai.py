@@ -15,12 +15,12 @@ from stubserve.api.placement import BodyPlacer
 from stubserve.errors import ServeError
 from stubserve.http.openai.body import Asked, pack_asked, read_body, unpack_asked
 from stubserve.http.openai.texts import TextWriter
+from stubserve.http.openai.use import CHAT, COMPLETIONS, EMBEDDINGS, TEXT_OUTPUT
 from stubserve.http.openai.writer import Form
 from stubserve.inference.long_work import finish
 from stubserve.inference.request import Response
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.tokens import Tokens
-from stubserve.model_config.openai_routes import CHAT, COMPLETIONS, EMBEDDINGS, TEXT_OUTPUT
 
 from ..finding import Finding, same
 from ..server import Memory

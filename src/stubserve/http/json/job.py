@@ -20,7 +20,8 @@ from stubserve.inference.tensor import Tensor
 
 # Two lengths: of the part in msgpack, and of the bytes behind it
 HEAD = struct.Struct("<QQ")
-INFER, GENERATE, OPENAI, CHAT_TEXT = "infer", "generate", "openai", "chat"
+# Kinds of jobs; another kind is the function of a part, as `<module>:<name>`
+INFER, GENERATE = "infer", "generate"
 # Stands for the offset of a tensor that lies in its client's shared memory
 IN_REGION = -2
 

@@ -28,12 +28,10 @@ from typing import Any, cast
 from stubserve.api.placement import BodyPlacer, ReplyFormat, Slot, Store, regions_of
 from stubserve.errors import Code, ServeError, internal
 from stubserve.http.json.job import (
-    CHAT_TEXT,
     GENERATE,
     HEAD,
     IN_REGION,
     INFER,
-    OPENAI,
     Read,
     pack,
     pack_signature,
@@ -48,8 +46,6 @@ from stubserve.memory.blocks import Block
 log = logging.getLogger("stubserve.http")
 
 IDLE_S = 60.0
-# What the rendering of a chat template may take
-CHAT_S = 10.0
 
 
 class JsonProcess:
@@ -76,32 +72,16 @@ class JsonProcess:
         request, _ = await self._read((GENERATE, pack_signature(signature), 0, 0), memoryview(text), placer, None)
         return request
 
-    async def read_openai(self, text: bytes, route: str, store: Store) -> Any:
-        """As `openai.body.read_body`. Raises ServeError."""
-        from stubserve.http.openai.body import unpack_asked
+    async def ask(
+        self, function: str, about: Any, most: int, text: bytes, store: Store, timeout_s: float | None = None
+    ) -> Request:
+        """The request that a `function`, `<module>:<name>`, makes of a text; it also gets `about`, `most` and a placer.
 
-        placer = BodyPlacer(b"", None, 0, store)
-        request, _ = await self._read((OPENAI, route, 0, 0), memoryview(text), placer, None)
-        return unpack_asked(request)
-
-    async def chat_text(
-        self, template: tuple[str, str, dict[str, str]], messages: str, tools: str, most: int, store: Store
-    ) -> str:
-        """As `openai.chat_template.render`, up to `most` bytes. A template that takes too long ends the worker.
-
-        Raises ServeError.
+        Raises ServeError; TimeoutError after `timeout_s`, when the worker is ended.
         """
-        text = memoryview(f"{messages}\0{tools}".encode())
         placer = BodyPlacer(b"", None, 0, store)
-        try:
-            request, _ = await self._read((CHAT_TEXT, template, 0, most), text, placer, None, CHAT_S)
-        except TimeoutError:
-            raise internal(f"the chat template of model '{template[0]}' took longer than {CHAT_S:g} s") from None
-        (tensor,) = request.inputs
-        try:
-            return bytes(tensor.buffer).decode()
-        finally:
-            drop_blocks(request.inputs)
+        request, _ = await self._read((function, about, 0, most), memoryview(text), placer, None, timeout_s)
+        return request
 
     def close(self) -> None:
         """Ends the worker."""

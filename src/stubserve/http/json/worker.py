@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import signal
 import socket
 import sys
@@ -15,26 +16,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from stubserve_stub.wire.datatypes import BYTES
-
 from stubserve.api.placement import SMALL_BYTES
 from stubserve.closed_process import close_process
 from stubserve.errors import Code, ServeError
-from stubserve.http.body import too_long_json
 from stubserve.http.generate_decode import decode_generate
 from stubserve.http.infer_json import decode_json
 from stubserve.http.json.job import (
-    CHAT_TEXT,
+    GENERATE,
     HEAD,
     IN_REGION,
     INFER,
-    OPENAI,
     pack,
     pack_request,
     unpack,
     unpack_signature,
 )
-from stubserve.inference.request import Request
 from stubserve.inference.tensor import Tensor
 from stubserve.memory.heap_account import MAX_WORDS_BYTES, WORDS_TEXT
 from stubserve.memory.regions import RegionPlace
@@ -78,18 +74,10 @@ def read(job: tuple[Any, ...], text: bytes) -> tuple[Any, list[bytes | memoryvie
     """What a job's JSON says, ready to be packed, and the bytes of its large tensors. Raises ServeError."""
     kind, signature, size, max_input_size = job
     recorder = Recorder(size)
-    if kind == OPENAI:
-        from stubserve.http.openai.body import pack_asked, read_body
-
-        return pack_request(pack_asked(read_body(text, signature), recorder), None), recorder.data
-    if kind == CHAT_TEXT:
-        from stubserve.http.openai.chat_template import render
-
-        prompt = render(*signature, *text.decode().split("\0")).encode()
-        if len(prompt) > max_input_size:
-            what = f"a chat for model '{signature[0]}', rendered by its template,"
-            raise too_long_json(len(prompt), max_input_size, what)
-        return pack_request(Request([recorder.put("prompt", BYTES, [1], prompt)]), None), recorder.data
+    if kind not in (INFER, GENERATE):
+        module, _, name = kind.partition(":")
+        make: Any = getattr(importlib.import_module(module), name)
+        return pack_request(make(text, signature, max_input_size, recorder), None), recorder.data
     accepted = unpack_signature(signature)
     if kind == INFER:
         request, reply_format = decode_json(text, accepted, recorder, max_input_size)

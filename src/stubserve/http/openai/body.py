@@ -19,9 +19,9 @@ from stubserve_stub.wire.options import RequestOptions
 
 from stubserve.api.placement import Placer
 from stubserve.errors import Code, ServeError, invalid
+from stubserve.http.openai.use import CHAT, COMPLETIONS, EMBEDDINGS
 from stubserve.inference.request import Request
 from stubserve.inference.tensor import drop_blocks
-from stubserve.model_config.openai_routes import CHAT, COMPLETIONS, EMBEDDINGS
 
 # OpenAI's own limits
 MOST_CHOICES = 128
@@ -221,6 +221,11 @@ def pack_asked(asked: Asked, placer: Placer) -> Request:
     texts = strings.join([text.encode() for text in asked.texts])
     tensor = placer.put("texts", BYTES, [len(asked.texts)], texts)
     return Request([tensor], "", RequestOptions(parameters=asked._replace(texts=[])._asdict()))
+
+
+def read_packed(text: bytes, route: str, most: int, placer: Placer) -> Request:
+    """As `read_body`, packed: for the process that reads large JSON. Raises ServeError."""
+    return pack_asked(read_body(text, route), placer)
 
 
 def unpack_asked(request: Request) -> Asked:

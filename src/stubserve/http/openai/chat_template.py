@@ -11,7 +11,23 @@ import functools
 import json
 from typing import Any, NoReturn
 
+from stubserve_stub.wire.datatypes import BYTES
+
+from stubserve.api.placement import Placer
 from stubserve.errors import internal, invalid
+from stubserve.http.body import too_long_json
+from stubserve.inference.request import Request
+
+
+def render_packed(text: bytes, template: tuple[str, str, dict[str, str]], most: int, placer: Placer) -> Request:
+    """As `render`, as the only tensor of a request; `text` has messages and tools. Raises ServeError.
+
+    It is for the process that reads large JSON: the text may have `most` bytes.
+    """
+    prompt = render(*template, *text.decode().split("\0")).encode()
+    if len(prompt) > most:
+        raise too_long_json(len(prompt), most, f"a chat for model '{template[0]}', rendered by its template,")
+    return Request([placer.put("prompt", BYTES, [1], prompt)])
 
 
 def render(model: str, template: str, tokens: dict[str, str], messages: str, tools: str) -> str:

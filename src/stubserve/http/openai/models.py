@@ -13,17 +13,17 @@ from starlette.responses import Response
 from stubserve.api.management import ServerFacts
 from stubserve.errors import invalid, not_found
 from stubserve.http.asgi_request import body_of, json_response
-from stubserve.inference.served_model import ServedModel
-from stubserve.model_config.openai_routes import (
+from stubserve.http.openai.part import PARAMETER
+from stubserve.http.openai.use import (
     CHAT,
     CHAT_TEMPLATE,
     COMPLETIONS,
     EMBEDDINGS,
-    PARAMETER,
     TEXT,
     OpenAiUse,
     openai_use,
 )
+from stubserve.inference.served_model import ServedModel
 
 # The key of a model's use in the memo of its signature
 _USE = "openai"

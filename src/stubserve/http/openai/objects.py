@@ -12,11 +12,11 @@ from typing import Any
 import orjson
 
 from stubserve.errors import internal
+from stubserve.http.openai.use import CHAT, OBJECT_OUTPUT
 from stubserve.http.openai.writer import Form, Writer, elements
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Response
 from stubserve.inference.tokens import Tokens
-from stubserve.model_config.openai_routes import CHAT, OBJECT_OUTPUT
 
 # Texts that name something, and so do not go on
 _NAMES = frozenset(("id", "type", "role", "name", "finish_reason"))

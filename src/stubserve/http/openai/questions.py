@@ -13,8 +13,9 @@ import orjson
 
 from stubserve.errors import ServeError, invalid
 from stubserve.http.openai.body import Asked
+from stubserve.http.openai.part import PARAMETER
+from stubserve.http.openai.use import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, REQUEST, OpenAiUse
 from stubserve.inference.signature import Signature, TensorSignature
-from stubserve.model_config.openai_routes import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, PARAMETER, REQUEST, OpenAiUse
 
 # Inputs as the models of vLLM's backend have them: one with all members about sampling, as JSON; and those by which
 # a model is asked to say more.

@@ -8,27 +8,29 @@ from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
+from stubserve.api.access import Access
+from stubserve.api.inference_server import InferenceServer
 from stubserve.api.management import ServerFacts
-from stubserve.errors import Code, ServeError, invalid, not_found
+from stubserve.errors import Code, ServeError, internal, invalid, not_found
 from stubserve.http.access import INFERENCE
+from stubserve.http.app import route
 from stubserve.http.asgi_request import body_of, client_of, peer_of
 from stubserve.http.body import too_long_json
 from stubserve.http.fallback import REQUEST_ID
 from stubserve.http.generate import EventStream, InPieces
 from stubserve.http.infer_routes import cancel_when_gone, head_of
 from stubserve.http.management_routes import ManagementRoutes
-from stubserve.http.openai.body import Asked, read_body
+from stubserve.http.openai.body import Asked, read_body, unpack_asked
 from stubserve.http.openai.call import OpenAiCall
+from stubserve.http.openai.errors import openai_error, upstream_error
+from stubserve.http.openai.model_template import ChatTemplate
 from stubserve.http.openai.models import ModelRoutes, use_of
 from stubserve.http.openai.objects import ObjectWriter
 from stubserve.http.openai.questions import SAMPLING, STOP_WORDS, Question, no_such_route, questions
 from stubserve.http.openai.texts import TextWriter
-from stubserve.http.openai.vectors import VectorWriter
-from stubserve.http.openai.writer import Form, Writer
-from stubserve.inference.long_work import LARGE_BYTES
-from stubserve.inference.served_model import ServedModel
-from stubserve.model_config.openai_routes import (
+from stubserve.http.openai.use import (
     CHAT,
     CHAT_TEMPLATE,
     COMPLETIONS,
@@ -37,8 +39,18 @@ from stubserve.model_config.openai_routes import (
     TEXT,
     OpenAiUse,
 )
+from stubserve.http.openai.vectors import VectorWriter
+from stubserve.http.openai.writer import Form, Writer
+from stubserve.inference.long_work import LARGE_BYTES
+from stubserve.inference.served_model import ServedModel
+from stubserve.inference.tensor import drop_blocks
 from stubserve.observability.exposition import CONTENT_TYPE
-from stubserve.repository.chat_template import ChatTemplate
+
+# What the rendering of a chat template may take
+CHAT_S = 10.0
+# What the process that reads large JSON does for these routes
+_READ = "stubserve.http.openai.body:read_packed"
+_RENDER = "stubserve.http.openai.chat_template:render_packed"
 
 # Path, kind of API, and methods
 _Row = tuple[str, str, dict[str, Callable[[Request], Awaitable[Response]]]]
@@ -101,15 +113,13 @@ class AskRoute:
     async def _read(self, body: bytes) -> Asked:
         if len(body) <= LARGE_BYTES:
             return read_body(body, self._route)
-        asked: Asked = await self._server.large_json.read_openai(body, self._route, self._server.store)
-        return asked
+        server = self._server
+        return unpack_asked(await server.large_json.ask(_READ, self._route, 0, body, server.store))
 
     async def _rendered(self, asked: Asked, model: str, template: ChatTemplate) -> Asked:
         """A chat whose text is what the model's template makes of it. Raises ServeError."""
-        server = self._server
         tools = asked.documents.get("tools", "")
-        of_model, most = (model, *template), server.max_input_size
-        text = await server.large_json.chat_text(of_model, asked.texts[0], tools, most, server.store)
+        text = await chat_text(self._server, (model, *template), asked.texts[0], tools)
         return asked._replace(texts=[asked.texts[0], text], not_plain="")
 
     def _call(
@@ -141,8 +151,41 @@ class AskRoute:
         return lead, asking
 
 
-def table(server: ServerFacts, as_upstream: bool, metrics: Callable[[], Awaitable[str]] | None) -> Iterator[_Row]:
-    """The routes. `as_upstream` as Triton's own front end answers them; `metrics()` gives the current metrics."""
+async def chat_text(
+    server: InferenceServer, template: tuple[str, str, dict[str, str]], messages: str, tools: str
+) -> str:
+    """As `chat_template.render`, in the process that reads large JSON; one that takes too long ends that process.
+
+    Raises ServeError.
+    """
+    chat = f"{messages}\0{tools}".encode()
+    try:
+        rendered = await server.large_json.ask(_RENDER, template, server.max_input_size, chat, server.store, CHAT_S)
+    except TimeoutError:
+        raise internal(f"the chat template of model '{template[0]}' took longer than {CHAT_S:g} s") from None
+    (tensor,) = rendered.inputs
+    try:
+        return bytes(tensor.buffer).decode()
+    finally:
+        drop_blocks(rendered.inputs)
+
+
+def routes(
+    server: ServerFacts,
+    as_upstream: bool,
+    metrics: Callable[[], Awaitable[str]] | None,
+    access: Access | None = None,
+) -> Iterator[Route]:
+    """The routes. `as_upstream` as Triton's own front end answers them; `metrics()` gives the current metrics.
+
+    `access` are other rules of access than the server's for HTTP.
+    """
+    answer = upstream_error if as_upstream else openai_error
+    for path, kind, handlers in _table(server, as_upstream, metrics):
+        yield route(server, path, kind, handlers, answer, access)
+
+
+def _table(server: ServerFacts, as_upstream: bool, metrics: Callable[[], Awaitable[str]] | None) -> Iterator[_Row]:
     models, management = ModelRoutes(server, as_upstream), ManagementRoutes(server)
 
     async def show_metrics(request: Request) -> Response:

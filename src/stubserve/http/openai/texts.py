@@ -15,11 +15,11 @@ import msgspec
 
 from stubserve.errors import internal, invalid
 from stubserve.http.json import text as json_text
+from stubserve.http.openai.use import CHAT, TEXT_OUTPUT
 from stubserve.http.openai.writer import STEP, Form, Writer, fact, pieces
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Response
 from stubserve.inference.tokens import Tokens
-from stubserve.model_config.openai_routes import CHAT, TEXT_OUTPUT
 
 # A longer text becomes several events, and lies in several pieces of memory.
 _PIECE = 64 * 1024

@@ -14,11 +14,11 @@ from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
 
 from stubserve.errors import ServeError, internal
 from stubserve.http.json import text as json_text
+from stubserve.http.openai.use import CHAT, COMPLETIONS, EMBEDDINGS
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Response
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.tokens import Tokens
-from stubserve.model_config.openai_routes import CHAT, COMPLETIONS, EMBEDDINGS
 
 _PREFIX = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", EMBEDDINGS: "embd-"}
 _OBJECT = {CHAT: "chat.completion", COMPLETIONS: "text_completion", EMBEDDINGS: "list"}

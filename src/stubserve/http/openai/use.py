@@ -7,14 +7,13 @@ them are wanted, where that is not all of them, or where names alone do not tell
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from stubserve_stub.wire.datatypes import BY_NAME, BYTES
 
 from stubserve.errors import ServeError, invalid
+from stubserve.http.openai.part import PARAMETER
 
-PARAMETER = "OPENAI_ROUTES"
 CHAT, COMPLETIONS, EMBEDDINGS, NONE = "chat", "completions", "embeddings", "none"
 _ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS)
 
@@ -43,14 +42,6 @@ class OpenAiUse(NamedTuple):
 
     def input_of(self, route: str) -> str:
         return {CHAT: self.chat, COMPLETIONS: self.completions, EMBEDDINGS: self.embeddings}[route]
-
-
-def openai_problems(config: Any) -> Iterator[ServeError]:
-    """What is wrong with the parameter."""
-    try:
-        openai_use(config)
-    except ServeError as error:
-        yield error
 
 
 def openai_use(config: Any) -> OpenAiUse:

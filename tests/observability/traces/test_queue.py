@@ -12,8 +12,8 @@ from stubserve_stub.wire.datatypes import BYTES
 
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.trace import QUEUE_INPUT, TENSOR_BYTES, Trace
-from stubserve.observability.trace_file import TraceFile
-from stubserve.observability.trace_queue import TENSORS, Item, TraceQueue, Tracer, TraceRules
+from stubserve.observability.traces.file import TraceFile
+from stubserve.observability.traces.queue import TENSORS, Item, TraceQueue, Tracer, TraceRules
 from tests.inference.models import request
 
 

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 import orjson
 
 from stubserve.inference.trace import Trace
-from stubserve.observability.trace_file import timestamps
-from stubserve.observability.trace_queue import Item, TraceQueue
+from stubserve.observability.traces.file import timestamps
+from stubserve.observability.traces.queue import Item, TraceQueue
 from stubserve.settings.groups import TracingSettings
 
 _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
@@ -85,7 +85,7 @@ class SpanExport(TraceQueue):
         return answer == b"taken\n"
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "stubserve.observability.span_worker"]
+        command = [sys.executable, "-m", "stubserve.observability.traces.span_worker"]
         resource = json.dumps(self._settings.resource)
         return subprocess.Popen([*command, self._settings.url, resource], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 

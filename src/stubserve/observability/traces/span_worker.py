@@ -1,4 +1,4 @@
-"""The process that exports spans for the server: `python -m stubserve.observability.span_worker URL RESOURCE`.
+"""The process that exports spans for the server: `python -m stubserve.observability.traces.span_worker URL RESOURCE`.
 
 A line on its standard input is a group of traces (`trace_spans`) in JSON, with the nanoseconds between the traces'
 clock and the time of day. When the group's spans have been sent, or could not be, it answers with a line on its

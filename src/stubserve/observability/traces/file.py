@@ -20,8 +20,8 @@ from typing import Any
 import orjson
 
 from stubserve.inference.trace import Trace
-from stubserve.observability.trace_queue import Item, TraceQueue, Tracer
-from stubserve.observability.traced_tensors import shown
+from stubserve.observability.traces.queue import Item, TraceQueue, Tracer
+from stubserve.observability.traces.tensors import shown
 
 _LIMIT = 20_000
 _ENOUGH = 256

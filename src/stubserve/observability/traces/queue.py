@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stubserve.inference.trace import TENSOR_BYTES, Parent, Sampler, Trace
-from stubserve.settings.groups import TIMESTAMPS
+from stubserve.settings.groups import TENSORS, TIMESTAMPS
 
 log = logging.getLogger("stubserve.tracing")
 
@@ -24,14 +24,12 @@ _SAY_AGAIN_S = 60.0
 _CLOSE_S = 2.0
 _BYTES = 64 << 20
 
-TENSORS = "TENSORS"
-
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 
 
 @dataclass(frozen=True)
 class TraceRules:
-    """The settings that can change while the server runs. `levels` are of LEVELS; a `count` of -1 has no end."""
+    """The settings that can change while the server runs. `levels` are of TRACE_LEVELS; a `count` of -1 has no end."""
 
     levels: tuple[str, ...] = ()
     rate: int = 1000

@@ -14,11 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from stubserve.inference.trace import ModelTracing
-from stubserve.observability.trace_queue import TENSORS, TraceQueue, Tracer, TraceRules
-from stubserve.settings.groups import OPENTELEMETRY, TIMESTAMPS, TracingSettings
-
-OFF = "OFF"
-LEVELS = (TIMESTAMPS, TENSORS)
+from stubserve.observability.traces.queue import TraceQueue, Tracer, TraceRules
+from stubserve.settings.groups import OPENTELEMETRY, TRACE_LEVELS, TRACE_OFF, TracingSettings
 
 
 class Tracing:
@@ -27,7 +24,7 @@ class Tracing:
     def __init__(self, settings: TracingSettings, destination: TraceQueue | None) -> None:
         self._settings = settings
         self._destination = destination
-        levels = tuple(level for level in LEVELS if level in settings.levels)
+        levels = tuple(level for level in TRACE_LEVELS if level in settings.levels)
         self._initial = TraceRules(levels, settings.rate, settings.count, settings.log_frequency)
         self._rules = self._initial
         # Models' own settings, by the names of the fields
@@ -59,7 +56,7 @@ class Tracing:
         tracer = self._tracers.get(model, self._tracer)
         rules, settings = tracer.rules, self._settings
         shown = {
-            "trace_level": list(rules.levels) or [OFF],
+            "trace_level": list(rules.levels) or [TRACE_OFF],
             "trace_rate": [str(rules.rate)],
             "trace_count": [str(tracer.left)],
         }

@@ -8,7 +8,7 @@ import pytest
 
 from stubserve.checking.repository import check_repositories
 from stubserve.errors import Code, ServeError
-from stubserve.model_config.openai_routes import OpenAiUse, openai_use
+from stubserve.http.openai.use import OpenAiUse, openai_use
 from stubserve.model_config.parse import parse_text
 from tests.real_server import write_model
 

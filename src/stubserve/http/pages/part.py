@@ -1,0 +1,44 @@
+"""Pages for people as a part of the server: `/try` and `/chat` (`--try-page`), and the status (`--status-page`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stubserve.inference.served_model import ServedModel
+from stubserve.parts import MetricsPage, Part
+
+if TYPE_CHECKING:
+    from starlette.routing import Route
+
+
+class Pages(Part):
+    def routes(self, server: Any) -> Iterable[Route]:
+        if self.settings.http.shows_try_page:
+            from stubserve.http.pages.routes import routes
+
+            yield from routes(server, with_chat=self.settings.http.openai)
+
+    def metrics_pages(self, server: Any) -> Iterable[MetricsPage]:
+        if self.settings.metrics.status_page:
+            from stubserve.http.pages.routes import status_pages
+
+            yield from status_pages(server)
+
+    def hint(self, path: str) -> str:
+        if path in ("/try", "/chat") and not self.settings.http.shows_try_page:
+            return "this page is served with --try-page, or where --http-address is a loopback address"
+        return ""
+
+    def addresses(self, http: str, metrics: str, models: Sequence[ServedModel]) -> Mapping[str, str]:
+        found = {}
+        if http and self.settings.http.shows_try_page:
+            found["Try"] = f"{http}/try"
+            if self.settings.http.openai:
+                found["Chat"] = f"{http}/chat"
+        if metrics and self.settings.metrics.status_page:
+            found["Status"] = f"{metrics}/"
+        return found
+
+
+PART = Pages

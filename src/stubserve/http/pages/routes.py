@@ -1,0 +1,80 @@
+"""The handlers of the pages, and of what they read beside the usual routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from stubserve.api.access import AUTHORIZATION
+from stubserve.api.management import ServerFacts
+from stubserve.errors import ServeError
+from stubserve.http.app import route
+from stubserve.http.asgi_request import json_response
+from stubserve.http.pages import openapi
+from stubserve.http.pages.status import ServerStatus
+from stubserve.parts import MetricsPage
+from stubserve.repository.registry import ModelEntry
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    # Allows only what the page itself contains, and requests to this server
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'",
+}
+
+
+def routes(server: ServerFacts, with_chat: bool) -> Iterator[Route]:
+    """The page on which people try models, that to chat, and the models' description for tools.
+
+    The pages themselves need no token: they say nothing about the server.
+    """
+
+    async def describe(request: Request) -> Response:
+        access, models = server.http_access, server.registry.serving()
+        wants_token = access is not None and AUTHORIZATION in access.credentials
+        return json_response(openapi.document(server.name, server.version, models, wants_token))
+
+    async def show_try(request: Request) -> Response:
+        return _page("try.html")
+
+    async def show_chat(request: Request) -> Response:
+        return _page("chat.html")
+
+    yield route(server, "/v2/openapi.json", "metadata", {"GET": describe})
+    yield Route("/try", show_try)
+    if with_chat:
+        yield Route("/chat", show_chat)
+
+
+def status_pages(server: ServerFacts) -> Iterable[MetricsPage]:
+    """The status page and its data. Everybody may load the page itself, which asks for a token."""
+
+    def models() -> Iterable[ModelEntry]:
+        try:
+            return server.registry.models.values()
+        except ServeError:  # the start has failed
+            return ()
+
+    errors = server.log_settings.last_errors
+    status = ServerStatus(server.name, server.version, models, server.memory, errors)
+
+    async def show() -> Response:
+        return _page("status.html")
+
+    async def tell() -> Response:
+        data = await server.offload.run(status.json())
+        return Response(data, headers=HEADERS, media_type="application/json")
+
+    return [("/", False, show), ("/status.json", True, tell)]
+
+
+def _page(name: str) -> Response:
+    """A page by its file's name."""
+    return Response(Path(__file__).with_name(name).read_bytes(), headers=HEADERS, media_type="text/html; charset=utf-8")
