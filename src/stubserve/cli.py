@@ -18,7 +18,12 @@ def main() -> None:
     words = sys.argv[1:]
     if words and words[0] in COMMANDS:
         # Imported here, because a server needs no command, and a command no flags of the server.
-        command = importlib.import_module(f"stubserve.commands.{words[0]}")
+        try:
+            command = importlib.import_module(f"stubserve.commands.{words[0]}")
+        except ModuleNotFoundError as error:
+            if error.name != "stubserve.commands":
+                raise
+            raise SystemExit(f"stubserve {words[0]} is one of the tools, which are not installed here") from None
         raise SystemExit(command.run(words[1:]))
     from stubserve.errors import UsageError
     from stubserve.flags import parse_arguments, usage

@@ -34,7 +34,7 @@ from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
 from stubserve.observability.metrics import MachineMetrics, ServerMetrics
-from stubserve.parts import Part, Sample, not_installed, parts_of
+from stubserve.parts import Part, Sample, is_installed, not_installed, parts_of
 from stubserve.repository.folder import list_names
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.settings.groups import EXPLICIT, NONE, POLL, Settings
@@ -113,6 +113,7 @@ class Server:
         """The model control; the models' own metrics live in `custom`."""
         settings = self.settings
         limits = settings.rate_limit
+        checks = settings.repository.notices_changes and is_installed("commands")
         given = {(name, device): count for name, count, device in limits.resources}
         loader = Loader(
             settings.instances,
@@ -122,7 +123,7 @@ class Server:
             cache=self.cache,
             limiter=None if limits.mode == "off" else _rate_limiter(given),
             # With --dev the check of the saved files reports them.
-            hints=not settings.repository.notices_changes,
+            hints=not checks,
             step=self._load_step,
         )
         services = Services(
@@ -139,7 +140,7 @@ class Server:
             self._registry,
             services,
             settings.exit_timeout_secs,
-            checks=_check_command(settings) if settings.repository.notices_changes else (),
+            checks=_check_command(settings) if checks else (),
         )
 
     async def _load_step(self, model: ServedModel, folder: Path) -> None:
