@@ -143,20 +143,17 @@ class Owner:
         self.responses: list[tuple[Request, Response, int]] = []
         self.rescheduled: list[Request] = []
 
-    def on_results(self, results: Results) -> None:
+    def on_results(self, instance: object, results: Results) -> None:
         self.results += [(list(work.requests), list(finished)) for work, finished in results]
 
-    def on_response(self, request: Request, response: Response, start_ns: int) -> None:
+    def on_response(self, instance: object, request: Request, response: Response, start_ns: int) -> None:
         self.responses.append((request, response, start_ns))
 
     def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
         request.when_read(act)
 
-    def on_rescheduled(self, request: Request) -> None:
+    def on_rescheduled(self, instance: object, request: Request) -> None:
         self.rescheduled.append(request)
-
-    def on_death(self, cause: str, left: Left) -> None:
-        raise AssertionError("the process tells of its death, not the work")
 
 
 class Stub:

@@ -21,6 +21,7 @@ from stubserve.inference.work import Work
 from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
+from stubserve.instances.stub_requests import Left
 from stubserve.instances.work import Results
 from stubserve.memory.blocks import Block
 from stubserve.memory.server_memory import Memory
@@ -65,22 +66,21 @@ class Owner:
     def __init__(self) -> None:
         self.results: asyncio.Queue[list[tuple[Request, Response]]] = asyncio.Queue()
 
-    def on_results(self, results: Results) -> None:
+    def on_results(self, instance: object, results: Results) -> None:
         for _, finished in results:
             self.results.put_nowait(list(finished))
 
-    def on_response(self, request: Request, response: Response, start_ns: int) -> None:
+    def on_response(self, instance: object, request: Request, response: Response, start_ns: int) -> None:
         raise AssertionError("this model has no sender")
 
     def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
         raise AssertionError("this model has no sender")
 
-    def on_rescheduled(self, request: Request) -> None:
+    def on_rescheduled(self, instance: object, request: Request) -> None:
         raise AssertionError("this model reschedules nothing")
 
-    def on_death(self, cause: str, unfinished: list[Request], open_: list[Request]) -> None:
-        assert not unfinished
-        assert not open_
+    def on_death(self, cause: str, left: Left) -> None:
+        assert not any(left)
 
 
 async def started(folder: Path, memory: Memory, interpreter: str = sys.executable) -> tuple[Stub, Owner]:
@@ -95,7 +95,7 @@ async def started(folder: Path, memory: Memory, interpreter: str = sys.executabl
     assert await stub.handshake.imported() is False
     await launcher.initialize(stub, spec, config, render_json(config))
     owner = Owner()
-    stub.work.owner = owner
+    stub.work.owner, stub.on_death = owner, owner.on_death
     return stub, owner
 
 

@@ -213,8 +213,8 @@ async def test_results_of_one_wake_up_are_told_together_and_before_responses_beh
         requests = [stub.request() for _ in range(3)]
         numbers = [stub.execute(request) for request in requests]
         told: list[Any] = []
-        stub.owner.on_results = lambda results: told.append([list(work.requests) for work, _ in results])  # type: ignore[method-assign]
-        stub.owner.on_response = lambda request, response, start_ns: told.append(request)  # type: ignore[method-assign]
+        stub.owner.on_results = lambda _, results: told.append([list(work.requests) for work, _ in results])  # type: ignore[method-assign]
+        stub.owner.on_response = lambda _, request, response, start_ns: told.append(request)  # type: ignore[method-assign]
         for number, entry in zip(numbers[:2], [None, answer(b"")], strict=True):
             stub.channel.send(messages.pack_result(number, 1, 2, [entry], (), None))
         stub.channel.send(messages.pack_response(numbers[0], 0, 7, None, messages.FINAL, ()))
@@ -343,8 +343,8 @@ async def test_rescheduled_requests_are_told_before_the_results() -> None:
         again, done, open_ = stub.request(), stub.request(), stub.request()
         number = stub.execute(again, done, open_)
         heard: list[str] = []
-        stub.owner.on_rescheduled = lambda request: heard.append("rescheduled")  # type: ignore[method-assign]
-        stub.owner.on_results = lambda results: heard.append("results")  # type: ignore[method-assign]
+        stub.owner.on_rescheduled = lambda *_: heard.append("rescheduled")  # type: ignore[method-assign]
+        stub.owner.on_results = lambda _, results: heard.append("results")  # type: ignore[method-assign]
         await stub.result(number, [messages.RESCHEDULED, answer(b""), None])
         assert heard == ["rescheduled", "results"]
         assert stub.work.has(open_)
@@ -356,7 +356,7 @@ async def test_a_stub_with_as_many_open_requests_as_it_may_have_is_full_until_on
     with Stub() as stub:
         stub.work.streams = 2
         told: list[int] = []
-        stub.owner.on_results = lambda results: told.append(len(results))  # type: ignore[method-assign]
+        stub.owner.on_results = lambda _, results: told.append(len(results))  # type: ignore[method-assign]
         number = stub.execute(stub.request(), stub.request(), stub.request())
         assert not stub.work.full
         await stub.result(number, [None, answer(b""), None])

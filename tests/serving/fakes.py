@@ -19,6 +19,7 @@ from stubserve.memory.blocks import Block
 from stubserve.model_config.complete import InstanceSpec
 from stubserve.model_config.parse import parse_text
 from stubserve.schedulers.base import Scheduler
+from stubserve.serving.answering import StageMaker
 from stubserve.serving.instance_model import InstanceModel
 from tests.inference.models import request as make
 
@@ -144,6 +145,8 @@ class FakeWork:
 
     def __init__(self) -> None:
         self.owner: Any = None
+        self.instance: Any = None
+        self.when_empty: Callable[[], None] | None = None
         self.full = False
         self.streams = 0
         self.ring = FakeRing()
@@ -173,6 +176,10 @@ class FakeWork:
     def is_empty(self) -> bool:
         return not self.works and not self.open
 
+    def look_whether_empty(self) -> None:
+        if self.when_empty is not None and self.is_empty:
+            self.when_empty()
+
 
 class FakeStub:
     """A stub without a process. The test says what it answers, and when it dies."""
@@ -180,6 +187,7 @@ class FakeStub:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.death: str | None = None
+        self.on_death: Any = None
         self.pid = 1
         self.stopped = asyncio.Event()
         self.work = FakeWork()
@@ -209,13 +217,15 @@ class FakeStub:
             request.compute_infer_end_ns = request.compute_end_ns = self._clock.now_ns + took_ns
         self.work.open += leave_open
         finished = [(r, answers.get(r.id) or Response()) for r in work.requests if r not in leave_open]
-        self.work.owner.on_results([(work, finished)])
+        self.work.owner.on_results(self.work.instance, [(work, finished)])
+        self.work.look_whether_empty()
 
     def send(self, request: Request, response: Response) -> None:
         """A response through a sender."""
         if response.final and request in self.work.open:
             self.work.open.remove(request)
-        self.work.owner.on_response(request, response, self._clock.now_ns)
+        self.work.owner.on_response(self.work.instance, request, response, self._clock.now_ns)
+        self.work.look_whether_empty()
 
     def die(self) -> None:
         self.death = "killed by the test"
@@ -223,19 +233,27 @@ class FakeStub:
         open_, self.work.open = self.work.open, []
         self.work.executed = self.work.batches - len(self.work.works)
         self.work.works.clear()
-        self.work.owner.on_death(self.death, Left(executing, [one for work in waiting for one in work], open_))
+        self.on_death(self.death, Left(executing, [one for work in waiting for one in work], open_))
 
 
 class Served:
     """A model with real instances, whose stubs are fakes: `stubs` by name of the instance, the latest of each."""
 
-    def __init__(self, config: str = "", scheduler: Scheduler | None = None, restart_wait_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        config: str = "",
+        scheduler: Scheduler | None = None,
+        restart_wait_s: float = 0.0,
+        front: Sequence[StageMaker] = (),
+    ) -> None:
         self.clock = Clock()
         self.reader = Reader()
         self.stubs: dict[str, FakeStub] = {}
         self.launched = asyncio.Event()
         self.config = parse_text(config, "config.pbtxt")
-        self.model = InstanceModel("m", 1, self.config, scheduler, self.clock, restart_wait_s=restart_wait_s)
+        self.model = InstanceModel(
+            "m", 1, self.config, scheduler, self.clock, restart_wait_s=restart_wait_s, front=front
+        )
 
     async def start(self, *names: str, passive: bool = False) -> list[Instance]:
         """Instances that are ready and serve the model."""

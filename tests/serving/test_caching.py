@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from stubserve.inference.tensor import Tensor
 from stubserve.memory.blocks import Block
 from stubserve.response_cache.local import LocalStore
 from stubserve.response_cache.store import ResponseCache
+from stubserve.serving.caching import CacheStage
 
 from ..real_server import PATIENCE_S
 from .fakes import Served
@@ -24,11 +26,10 @@ class Cached(Served):
     """A model with a cache in memory."""
 
     def __init__(self, config: str = "", limit: int = 1 << 20, coalesces: bool = False, remote: Any = None) -> None:
-        super().__init__(config)
         self.blocks: list[Block] = []
         self.local = None if remote is not None else LocalStore(limit)
         cache = ResponseCache(self.local, remote, self.spare, self.store, coalesces)
-        self.model.use_cache(cache, b"identity")
+        super().__init__(config, front=(partial(CacheStage, cache, b"identity"),))
 
     def spare(self, nbytes: int) -> Block:
         block = Block(0, nbytes, memoryview(bytearray(nbytes)), self.blocks.remove)

@@ -24,7 +24,9 @@ class Executor:
 
     def __init__(self, name: str = "i") -> None:
         self.name = name
+        self.spec: Any = None
         self.takes_work = True
+        self.differs = False
         self.streams = 0
         self.refuses: Exception | None = None
         self.works: list[Work] = []
@@ -63,6 +65,12 @@ class Answers:
         self.got: list[tuple[str, ServeError, str | None]] = []
         self.on_answer: Callable[[], None] = lambda: None
 
+    def refused(self, request: Request, refusal: ServeError) -> None:
+        pass
+
+    def respond_streamed(self, request: Request, response: Response, start_ns: int) -> None:
+        pass
+
     def fail(self, requests: Iterable[Request], error: ServeError, outcome: str | None) -> None:
         for request in requests:
             self.got.append((request.id, error, outcome))
@@ -83,7 +91,7 @@ class Parts:
     def enqueue(self, *ids: str) -> list[Request]:
         requests = [self.reader.request(id) for id in ids]
         for request in requests:
-            self.dispatcher.enqueue(request, self.clock.now_ns)
+            self.dispatcher.enqueue(request)
         return requests
 
     def done(self, executor: Executor, took_ns: int = 1_000_000) -> None:
@@ -383,7 +391,7 @@ def test_the_scheduler_hears_of_responses_and_released_slots() -> None:
         script.decide(run=[(one, work)])
         parts.dispatcher.poll()
         script.heard.clear()
-        parts.dispatcher.response_complete(a, Response())
+        parts.dispatcher.on_response(one, a, Response(), 0)
         parts.done(one)
         assert script.heard == [("response_complete", a), ("work_done", work), ("instance_idle", one)]
 

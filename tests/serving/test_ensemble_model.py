@@ -23,6 +23,7 @@ from stubserve.memory.blocks import Block
 from stubserve.model_config.proto import ModelConfig
 from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan
+from stubserve.serving.caching import CacheStage
 from stubserve.serving.ensemble_model import EnsembleModel
 from stubserve.serving.ensemble_steps import Prospect, fit
 from tests.serving.fakes import Reader
@@ -630,10 +631,12 @@ async def test_what_a_member_says_that_it_was_not_loaded_with_is_not_kept() -> N
     inner = EnsembleModel("inner", 1, pipe.model.config, pipe, {("first", ""): old})  # type: ignore[arg-type]
     pipe.members["inner"] = inner  # type: ignore[assignment]
     outer_config = config_of(one("inner", "IN", "OUT"))
-    outer = EnsembleModel("outer", 1, outer_config, pipe, {("inner", ""): inner})  # type: ignore[arg-type]
+    cache = functools.partial(
+        CacheStage, ResponseCache(None, remote, lambda _: None, in_arena, True), b"of the old member"
+    )
+    outer = EnsembleModel("outer", 1, outer_config, pipe, {("inner", ""): inner}, front=(cache,))  # type: ignore[arg-type]
     # As the loader says where servers share the cache
     inner.identity, outer.identity = b"inner", b"outer"
-    outer.use_cache(ResponseCache(None, remote, lambda _: None, in_arena, True), b"of the old member")
 
     async def ask(member: Member) -> None:
         """Two that ask the same, of whom one is computed."""

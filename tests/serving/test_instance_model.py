@@ -255,7 +255,7 @@ def test_requests_beyond_the_streams_of_an_instance_wait_in_the_queue() -> None:
         assert served.reader.error("b").code is Code.CANCELLED
         stub.work.full = False
         stub.send(a, Response(empty=True))
-        stub.work.owner.on_results(())
+        stub.work.owner.on_results(stub.work.instance, ())
         assert stub.batches == [["c"]]
         stub.finish(leave_open=[c])
         stub.send(c, Response(empty=True))
@@ -306,7 +306,7 @@ def test_rescheduling_is_for_schedulers_that_know_it(caplog: pytest.LogCaptureFi
         (instance,) = await served.start("m_0")
         a = served.submit("a")
         await turn()
-        served.model.on_rescheduled(instance, a)
+        served.model.reports.on_rescheduled(instance, a)
         assert "not configured to handle such a flag" in served.reader.error("a").message
 
     with caplog.at_level(logging.CRITICAL):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -46,20 +47,21 @@ class Model:
         self.reader = Reader()
         # Any: instances and delivery are fakes
         self.dispatcher: Any = LimitedDispatcher(
-            "m", scheduler, cast(Any, self.answers), limits.limiter, self.clock, lambda _: cast(Alarm, self.alarm)
+            limits.limiter, "m", scheduler, cast(Any, self.answers), self.clock, lambda _: cast(Alarm, self.alarm)
         )
         self.executors = [Executor(f"i_{index}") for index in range(len(counts))]
         for executor, count in zip(self.executors, counts, strict=True):
             demands = [("R", False, count)]
             limits.limiter.check([(demands, 0)])
-            self.dispatcher.limit(executor, demands, 0, priority)
+            executor.spec = SimpleNamespace(resources=demands, device_id=0, priority=priority)
+            self.dispatcher.limit(executor)
             self.dispatcher.join(executor)
 
     def ask(self, *ids: str, **more: Any) -> list[Request]:
         requests = []
         for id in ids:
             request = self.reader.request(id, **more)
-            self.dispatcher.enqueue(request, self.clock.now_ns)
+            self.dispatcher.enqueue(request)
             requests.append(request)
         self.dispatcher.poll()
         return requests

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable
+from types import SimpleNamespace
 
 from stubserve.errors import ServeError
 from stubserve.inference.request import Request, Response
@@ -29,6 +30,8 @@ class Instance:
     """Takes work, and notes that it has some."""
 
     takes_work = True
+    streams = 0
+    spec = SimpleNamespace(resources=[("R", False, 1)], device_id=0, priority=1)
 
     def __init__(self, name: str, model: int, busy: deque[tuple[Instance, Work]]) -> None:
         self.name = name
@@ -65,9 +68,9 @@ def cost_us(models: int, instances: int, limited: bool, batching: bool) -> float
         scheduler = DynamicBatcher(8) if batching else DynamicBatcher(1)
         own = [Instance(f"{model}_{number}", model, busy) for number in range(instances)]
         if limited:
-            dispatcher = LimitedDispatcher(str(model), scheduler, NoAnswers(), limiter, lambda: 1)
+            dispatcher = LimitedDispatcher(limiter, str(model), scheduler, NoAnswers(), lambda: 1)
             for instance in own:
-                dispatcher.limit(instance, [("R", False, 1)], 0, 1)
+                dispatcher.limit(instance)
         else:
             dispatcher = Dispatcher(str(model), scheduler, NoAnswers(), lambda: 1)
         for instance in own:
@@ -79,14 +82,14 @@ def cost_us(models: int, instances: int, limited: bool, batching: bool) -> float
     begin = time.perf_counter()
     for number, request in enumerate(requests):
         dispatcher = dispatchers[number % models]
-        dispatcher.enqueue(request, 1)
+        dispatcher.enqueue(request)
         dispatcher.poll()
         if number >= most and busy:
             instance, work = busy.popleft()
-            dispatchers[instance.model].work_done(instance, [work])
+            dispatchers[instance.model].work_done(instance, [(work, ())])
     while busy:
         instance, work = busy.popleft()
-        dispatchers[instance.model].work_done(instance, [work])
+        dispatchers[instance.model].work_done(instance, [(work, ())])
     took = time.perf_counter() - begin
     if any(dispatcher.queued for dispatcher in dispatchers):
         raise RuntimeError("a request was forgotten")

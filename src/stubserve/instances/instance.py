@@ -1,8 +1,8 @@
 """One instance of a model: keeps a stub alive for it.
 
 An instance is starting, ready, asleep (without a stub until the next request), waiting to restart, failed (its stub
-died too often), draining (it finishes its work) or stopped. Its owner is told of results and deaths at once; restarts
-happen without the owner.
+died too often), draining (it finishes its work) or stopped. Its owner is told of deaths at once; restarts happen
+without the owner. What its stub answers does not come through here.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from stubserve.errors import ServeError, internal
-from stubserve.inference.request import Request, Response
+from stubserve.inference.request import Request
 from stubserve.inference.served_model import InstanceFacts, Waiter
 from stubserve.inference.work import Work
 from stubserve.instances import waiting
 from stubserve.instances.death import RestartPolicy, unhealthy
 from stubserve.instances.stub import Stub
 from stubserve.instances.stub_requests import Left
-from stubserve.instances.work import Results
+from stubserve.instances.work import WorkOwner
 from stubserve.model_config.complete import InstanceSpec
 
 log = logging.getLogger("stubserve.instances")
@@ -46,15 +46,11 @@ _ENDING = (InstanceState.DRAINING, InstanceState.STOPPED, InstanceState.ASLEEP)
 class InstanceOwner(Protocol):
     """The model version that an instance works for."""
 
+    @property
+    def reports(self) -> WorkOwner:
+        """Gets the reports of the instance's stub."""
+
     def on_ready(self, instance: Instance) -> None: ...
-
-    def on_results(self, instance: Instance, results: Results) -> None: ...
-
-    def on_response(self, request: Request, response: Response, start_ns: int) -> None: ...
-
-    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None: ...
-
-    def on_rescheduled(self, instance: Instance, request: Request) -> None: ...
 
     def on_death(self, instance: Instance, error: ServeError, left: Left) -> None: ...
 
@@ -216,8 +212,11 @@ class Instance:
         await self._drained.wait()
 
     def _look_for_end(self) -> None:
-        if self._drained is not None and (self.stub is None or self.stub.work.is_empty):
-            self._drained.set()
+        if self._drained is not None:
+            if self.stub is None or self.stub.work.is_empty:
+                self._drained.set()
+            else:
+                self.stub.work.when_empty = self._drained.set
 
     async def stop(self, timeout_s: float) -> None:
         """Finalizes the model and ends the stub, by force after `timeout_s`."""
@@ -231,30 +230,9 @@ class Instance:
         if self.stub is not None and not await self.stub.stop(timeout_s):
             log.warning("stub '%s' did not finish within %.1f s and was killed", self.name, timeout_s)
 
-    # Reports of the stub
+    # The death of its stub, and the next
 
-    def on_results(self, results: Results) -> None:
-        if self.differs:
-            for _, finished in results:
-                for _, response in finished:
-                    response.transient = True
-        self._owner.on_results(self, results)
-        if self._drained is not None:
-            self._look_for_end()
-
-    def on_response(self, request: Request, response: Response, start_ns: int) -> None:
-        response.transient = self.differs
-        self._owner.on_response(request, response, start_ns)
-        if self._drained is not None:
-            self._look_for_end()
-
-    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
-        self._owner.when_passed_on(request, act, batch)
-
-    def on_rescheduled(self, request: Request) -> None:
-        self._owner.on_rescheduled(self, request)
-
-    def on_death(self, cause: str, left: Left) -> None:
+    def _on_death(self, cause: str, left: Left) -> None:
         stub, self.stub = self.stub, None
         assert stub is not None
         error = unhealthy(self.name, cause, stub.pid)
@@ -293,11 +271,13 @@ class Instance:
 
     def _adopt(self, stub: Stub) -> None:
         self.stub = stub
-        stub.work.owner = self
+        stub.on_death = self._on_death
+        stub.work.owner, stub.work.instance = self._owner.reports, self
         stub.work.streams = stub.handshake.streams
         self.state = InstanceState.READY
         self._ready_at = time.monotonic()
         self._warmed = stub.work.batches
+        self._look_for_end()
         self._owner.on_ready(self)
 
     async def _start_again(self, delay: float | None) -> None:

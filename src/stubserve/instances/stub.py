@@ -23,6 +23,7 @@ from stubserve.instances.services import Services, change_model
 from stubserve.instances.stub_devices import NO_GPU_MEMORY, GpuMemory, StubDevices
 from stubserve.instances.stub_process import Health, StubProcess
 from stubserve.instances.stub_regions import StubRegions
+from stubserve.instances.stub_requests import Left
 from stubserve.instances.work import StubWork
 from stubserve.memory.reclaim import StubGrant
 from stubserve.memory.server_memory import Memory
@@ -47,6 +48,8 @@ class Stub:
         gpu_memory: GpuMemory = NO_GPU_MEMORY,
     ) -> None:
         self.death: str | None = None
+        # Told once of the death, with the requests that are left
+        self.on_death: Callable[[str, Left], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._on_log = on_log
         self._services = services
@@ -214,6 +217,6 @@ class Stub:
             {"ready": False, "reason": f"Stub process '{self._process.name}' is not healthy: {cause}."}
         )
         self._gone.set()
-        if self.work.owner is not None:
-            self.work.owner.on_death(cause, left)
+        if self.on_death is not None:
+            self.on_death(cause, left)
         self._outputs.close()

@@ -10,8 +10,8 @@ import asyncio
 import functools
 import logging
 import os
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any, Protocol
 
 from stubserve_stub.wire import layout, messages
 from stubserve_stub.wire.messages import Entry, WireResponse
@@ -41,12 +41,12 @@ Results = Sequence[Result]
 
 
 class WorkOwner(Protocol):
-    """Gets the reports about a stub's requests."""
+    """Gets the reports about the requests of an instance's stub."""
 
-    def on_results(self, results: Results) -> None:
+    def on_results(self, instance: Any, results: Results) -> None:
         """All of this work has run, and the stub is free for the next. There may be none, if it was full before."""
 
-    def on_response(self, request: Request, response: Response, start_ns: int) -> None:
+    def on_response(self, instance: Any, request: Request, response: Response, start_ns: int) -> None:
         """A sender's response, before or after its batch has run; the model sent it at `start_ns`."""
 
     def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
@@ -55,11 +55,8 @@ class WorkOwner(Protocol):
         `batch` are the requests of its batch while that is being executed.
         """
 
-    def on_rescheduled(self, request: Request) -> None:
+    def on_rescheduled(self, instance: Any, request: Request) -> None:
         """The model wants to execute this request once more; called before the results of its batch."""
-
-    def on_death(self, cause: str, left: Left) -> None:
-        """The stub is gone."""
 
 
 class StubWork:
@@ -77,9 +74,14 @@ class StubWork:
         regions: StubRegions | None = None,
         devices: StubDevices | None = None,
     ) -> None:
+        # Who gets its reports, the instance that they are of, and how many requests may be open at a time, 0 for any
+        self.owner: WorkOwner | None = None
+        self.instance: Hashable = None
+        self.streams = 0
         self._regions = regions
         self._devices = devices
-        self.owner: WorkOwner | None = None
+        # Called, once set, when reports have left it without a batch and an open request
+        self.when_empty: Callable[[], None] | None = None
         self._process = process
         self._memory = memory
         self._outputs = outputs
@@ -98,17 +100,13 @@ class StubWork:
         self._handlers = messages.handlers_of_parent(self, self.calls)
         # Groups of responses that have been passed on, which the stub is still to be told
         self._passed_on: list[Key] = []
-        # How many batches the stub has got so far
+        # How many batches the stub has got so far, and when it had executed the last one
         self.batches = 0
+        self._free_ns = 0
         # Executed work in the messages that are being read
         self._executed: list[Result] = []
-        # The time at which the stub had executed its last batch
-        self._free_ns = 0
-        # How many requests may be open at a time, 0 for any number
-        self.streams = 0
-        # The stub should get no more work: for now, because so many are open, or ever again
+        # The stub should get no more work, for now or ever again; and no more messages are taken from it
         self.full = False
-        # No more messages are taken from the stub
         self.over = False
         # How many batches it had executed, once it is dead
         self.executed = 0
@@ -124,9 +122,9 @@ class StubWork:
         self.ring.announce()
 
     def give(self, work: Work) -> None:
-        """Gives the stub work as a batch, which `ring.announce_soon` announces.
+        """Gives the stub work as a batch, which `ring.announce_soon` announces. If it raises, the stub has not got it.
 
-        Raises ServeError (503) when even its description finds no memory. After any exception the stub has not got it.
+        Raises ServeError (503) when even its description finds no memory.
         """
         number = work.number = self.batches = self.batches + 1
         batches = self._requests.batches
@@ -166,7 +164,7 @@ class StubWork:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has neither a batch nor a request that a sender will answer later."""
+        """Whether it has neither a batch nor an open request."""
         return self._requests.is_empty
 
     @property
@@ -238,7 +236,9 @@ class StubWork:
         if executed:
             self._executed = []
             if self.owner is not None:
-                self.owner.on_results(executed)
+                self.owner.on_results(self.instance, executed)
+                if self.when_empty is not None and self.is_empty:
+                    self.when_empty()
 
     def on_result(
         self,
@@ -277,7 +277,7 @@ class StubWork:
         owner = self.owner
         if owner is not None:
             for request in rescheduled:
-                owner.on_rescheduled(request)
+                owner.on_rescheduled(self.instance, request)
             self._executed.append((had.work, finished))
 
     def on_response(
@@ -305,7 +305,7 @@ class StubWork:
             hold_inputs((*request.inputs, *self._requests.extras(key)), held, self._outputs)
         if final:
             self._requests.answered(key)
-        self.owner.on_response(request, read, start_ns)
+        self.owner.on_response(self.instance, request, read, start_ns)
         if flags & messages.ACKNOWLEDGE:
             had = self._requests.batches.get(batch)
             running = () if had is None else had.work.requests
@@ -313,7 +313,9 @@ class StubWork:
         if final and self.full:
             self._look_whether_full()
             if not self.full:
-                self.owner.on_results(())
+                self.owner.on_results(self.instance, ())
+        if self.when_empty is not None and self.is_empty:
+            self.when_empty()
 
     def _look_whether_full(self) -> None:
         self.full = self.over or 0 < self.streams <= self._requests.open

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import available_versions, read_labels
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.repository.repositories import Repositories
+from stubserve.serving.answering import StageMaker
 
 if TYPE_CHECKING:
     # A server without ensembles does not load what they are made of.
@@ -40,6 +42,8 @@ _ROUNDS = 100
 
 # By name, and version as `find` takes it
 Members = Mapping[tuple[str, str], ServedModel]
+# From configuration, version and what stands for the files to a model's identity, and its stages in front of the queue
+Caching = Callable[[Any, int, bytes], tuple[bytes, Sequence[StageMaker]]]
 
 
 def version_not_loaded(ensemble: str, step: Any) -> ServeError:
@@ -95,11 +99,12 @@ def no_longer_needed(name: str, needs: Mapping[str, Collection[str]], asked_for:
 
 
 async def start_ensemble(
-    candidate: Candidate, version: int, models: ModelFinder, max_queue_size: int = 0
+    candidate: Candidate, version: int, models: ModelFinder, max_queue_size: int, caching: Caching
 ) -> EnsembleModel:
     """A version of an ensemble that is ready.
 
-    Raises ServeError with upstream's texts. `max_queue_size` is the server's limit.
+    Raises ServeError with upstream's texts. `max_queue_size` is the server's limit. `caching` gives its identity and
+    its stages in front of the queue.
     """
     from stubserve.model_config.validate_ensemble import is_decoupled, member_problems
     from stubserve.serving.ensemble_model import EnsembleModel
@@ -114,7 +119,9 @@ async def start_ensemble(
     completed = copy_of(config)
     # As upstream, whatever the configuration itself says
     completed.model_transaction_policy.decoupled = is_decoupled(config, configs)
-    model = EnsembleModel(folder.name, version, completed, models, members, max_queue_size=max_queue_size)
+    identity, front = caching(completed, version, b"".join([one.identity for one in members.values()]))
+    model = EnsembleModel(folder.name, version, completed, models, members, time.monotonic_ns, max_queue_size, front)
+    model.identity = identity
     model.signature.labels = {**_labels_of_members(config, members), **labels}
     return model
 

@@ -10,12 +10,18 @@ answers are then not kept (`Response.transient`).
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from stubserve.inference.served_model import ServedModel
+from stubserve.instances.launcher import Launcher
 from stubserve.model_config.complete import copy_of
+
+log = logging.getLogger("stubserve.repository")
 
 _PIECE = 1 << 20
 
@@ -47,3 +53,21 @@ def identity_of(config: Any, version: int, rest: bytes) -> bytes:
     said = copy_of(config)
     said.ClearField("instance_group")
     return sha256(b"%d %b%b" % (version, sha256(said.SerializeToString(deterministic=True)).digest(), rest)).digest()
+
+
+async def differs(model: ServedModel, launcher: Launcher, instance: str) -> bool:
+    """Whether an instance has just started from other files than those that `model` has its identity of.
+
+    Files may change during a load, and before a stub starts again; then its answers do not belong to this identity.
+    """
+    if not model.identity:
+        return False
+    files = await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program.file)
+    if identity_of(model.config, model.version, files) == model.identity:
+        return False
+    log.warning(
+        "instance '%s' runs files that have changed since its model was loaded; its answers go into no shared cache "
+        "until the model is loaded again",
+        instance,
+    )
+    return True

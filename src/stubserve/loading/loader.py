@@ -20,6 +20,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from stubserve.instances.instance import Instance, InstanceState
 from stubserve.instances.launcher import Launcher
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
-from stubserve.loading.identity import digest_of, identity_of
+from stubserve.loading.identity import differs, digest_of, identity_of
 from stubserve.loading.launchers import Launchers
 from stubserve.loading.program import idle_parts
 from stubserve.memory.server_memory import Memory
@@ -41,6 +42,8 @@ from stubserve.model_config.validate import validate
 from stubserve.model_config.validate_io import repeated_tensors
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import read_labels
+from stubserve.serving.answering import StageMaker
+from stubserve.serving.dispatcher import Dispatcher
 from stubserve.serving.instance_model import InstanceModel, instance_model
 from stubserve.settings.groups import InstanceSettings, LatencySettings
 
@@ -117,22 +120,7 @@ class Loader:
             log.warning("model '%s': %s", folder.name, wrong.message)
         self._tell_what_is_idle(config)
         if config.platform == ENSEMBLE_PLATFORM:
-            from stubserve.loading.ensembles import start_ensemble
-
-            ensemble = await start_ensemble(candidate, version, services.models, self._settings.max_queue_size)
-            if config.model_warmup and not self._settings.start_asleep:  # a sample would wake its members
-                from stubserve.serving.warm_up import warm_up_ensemble
-                from stubserve.serving.warm_up_samples import read_samples
-
-                samples = await asyncio.to_thread(read_samples, config, ensemble.signature, folder.path)
-                await warm_up_ensemble(ensemble, samples, self._memory)
-            ensemble.latencies = self._latencies(config)
-            await self._step(ensemble, folder.path)
-            if self._cache is not None and self._cache.is_shared:
-                members = b"".join([one.identity for one in ensemble.members.values()])
-                ensemble.identity = identity_of(config, version, members)
-            self._use_cache(ensemble)
-            return ensemble
+            return await self._start_ensemble(candidate, version, services)
         name = folder.name
         launcher, config, has_program = await self._launchers.of(candidate, version, services)
         # Before any stub reads them: a stub that has read older ones is then found out (`_differs`).
@@ -157,13 +145,12 @@ class Loader:
             labels = await asyncio.to_thread(read_labels, folder, config)
             settings = self._settings
             limits = (settings.max_queue_size, settings.restart_wait_secs, settings.quarantine_secs)
-            model = instance_model(name, version, config, self._limiter, *limits, self._memory.heap)
+            identity, front = self._caching(config, version, files)
+            model = instance_model(name, version, config, self._make_queue(), *limits, self._memory.heap, front)
             model.signature.labels = labels
+            model.identity = identity
             model.latencies = self._latencies(config)
             await self._step(model, folder.path)
-            if files:
-                model.identity = identity_of(config, version, files)
-            self._use_cache(model)
             warm_up = await self._warm_up(model, folder.path)
             instances = self._instances(model, launcher, specs, config_json, warm_up, first)
             self._check_limits(config, specs)
@@ -180,6 +167,21 @@ class Loader:
             if model is not None:
                 model.unlimit(model.instances)
             raise
+        return model
+
+    async def _start_ensemble(self, candidate: Candidate, version: int, services: Services) -> EnsembleModel:
+        from stubserve.loading.ensembles import start_ensemble
+
+        config, folder = candidate.config, candidate.folder.path
+        model = await start_ensemble(candidate, version, services.models, self._settings.max_queue_size, self._caching)
+        if config.model_warmup and not self._settings.start_asleep:  # a sample would wake its members
+            from stubserve.serving.warm_up import warm_up_ensemble
+            from stubserve.serving.warm_up_samples import read_samples
+
+            samples = await asyncio.to_thread(read_samples, config, model.signature, folder)
+            await warm_up_ensemble(model, samples, self._memory)
+        model.latencies = self._latencies(config)
+        await self._step(model, folder)
         return model
 
     async def update(self, model: InstanceModel, candidate: Candidate, services: Services) -> InstanceUpdate:
@@ -224,15 +226,31 @@ class Loader:
         if self._limiter is not None:
             self._limiter.check([(spec.resources, spec.device_id) for spec in specs])
 
-    def _use_cache(self, model: InstanceModel | EnsembleModel) -> None:
+    def _make_queue(self) -> Callable[..., Dispatcher]:
+        if self._limiter is None:
+            return Dispatcher
+        from stubserve.serving.limited_dispatcher import LimitedDispatcher
+
+        return partial(LimitedDispatcher, self._limiter)
+
+    def _caching(self, config: Any, version: int, files: bytes) -> tuple[bytes, Sequence[StageMaker]]:
+        """A model's identity, if a cache is shared, and the stages that the cache is for its requests.
+
+        `files` stands for the model's files, or for the members of an ensemble.
+        """
         cache = self._cache
-        if cache is None or not model.config.response_cache.enable:
-            return
-        if model.config.model_transaction_policy.decoupled:
+        if cache is None:
+            return b"", ()
+        identity = identity_of(config, version, files) if cache.is_shared else b""
+        if not config.response_cache.enable:
+            return identity, ()
+        if config.model_transaction_policy.decoupled:
             # Only an ensemble gets here: it is decoupled because a member is.
-            log.warning("model '%s': 'response_cache' has no effect, as its members are decoupled", model.name)
-        else:
-            model.use_cache(cache, model.identity if cache.is_shared else secrets.token_bytes(32))
+            log.warning("model '%s': 'response_cache' has no effect, as its members are decoupled", config.name)
+            return identity, ()
+        from stubserve.serving.caching import CacheStage
+
+        return identity, (partial(CacheStage, cache, identity or secrets.token_bytes(32)),)
 
     def _latencies(self, config: Any) -> Latencies | None:
         """The counts of the model's latencies, None if they are switched off."""
@@ -290,7 +308,7 @@ class Loader:
                             await asyncio.sleep(0)
                         await stub.handshake.imported()
                     await launcher.initialize(stub, spec, model.config, config_json)
-                    instance.differs = await _differs(model, launcher, spec.name)
+                    instance.differs = await differs(model, launcher, spec.name)
                     if warm_up is not None and not spec.passive:
                         await warm_up.run(stub, spec.name)
                 except BaseException:
@@ -316,21 +334,3 @@ async def _start_all(instances: Sequence[Instance]) -> None:
         await asyncio.gather(*starting, return_exceptions=True)
         await asyncio.gather(*(one.stop(_FAILED_LOAD_GRACE_S) for one in instances))
         raise
-
-
-async def _differs(model: InstanceModel, launcher: Launcher, instance: str) -> bool:
-    """Whether an instance has just started from other files than those that `model` has its identity of.
-
-    Files may change during a load, and before a stub starts again; then its answers do not belong to this identity.
-    """
-    if not model.identity:
-        return False
-    files = await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program.file)
-    if identity_of(model.config, model.version, files) == model.identity:
-        return False
-    log.warning(
-        "instance '%s' runs files that have changed since its model was loaded; its answers go into no shared cache "
-        "until the model is loaded again",
-        instance,
-    )
-    return True

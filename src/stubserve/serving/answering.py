@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import Request
@@ -12,24 +12,17 @@ from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.trace import ModelTracing
 from stubserve.serving.delivery import Delivery
-
-if TYPE_CHECKING:
-    # A server without a cache does not load it.
-    from stubserve.response_cache.store import ResponseCache
-    from stubserve.serving.caching import ModelCache
+from stubserve.serving.stages import Stage
 
 
 class AnsweringModel:
     """A part of a `ServedModel`, which describes its methods. `clock` is CLOCK_MONOTONIC in ns."""
 
     statistics: ModelStatistics
-    _delivery: Delivery
-    # Runs what can run now; `poll_soon` does so once for all requests of one turn of the event loop
-    poll: Callable[[], None]
-    _poll_soon: Callable[[], None]
-    # The same without the cache, and the end of a place from `_queue` (`Scheduler.leave_place`)
-    _run: Callable[[], None]
-    _leave_place: Callable[[Request], bool]
+    delivery: Delivery
+    # A request passes them in this order
+    stages: Sequence[Stage]
+    _first: Stage
     # Samples the model's requests; the loader of the model sets it
     tracing: ModelTracing = ModelTracing()
     # Stands for configuration and files, for a cache that several servers share
@@ -43,8 +36,7 @@ class AnsweringModel:
         self.config = config
         self.signature = Signature(name, version, config)
         self.load_seconds = 0.0
-        self._clock = clock
-        self._cache: ModelCache | None = None
+        self.clock = clock
 
     @property
     def key(self) -> str:
@@ -52,64 +44,62 @@ class AnsweringModel:
 
     @property
     def latencies(self) -> Latencies | None:
-        """The counts of its latencies, None if they are switched off. To be set before a cache is."""
-        return self._delivery.latencies
+        """The counts of its latencies, None if they are switched off."""
+        return self.delivery.latencies
 
     @latencies.setter
     def latencies(self, latencies: Latencies | None) -> None:
-        self._delivery.latencies = latencies
-
-    def use_cache(self, cache: ResponseCache, identity: bytes) -> None:
-        """Answers from the response cache if it can.
-
-        `identity` stands for all that answers depend on. Before the first request.
-        """
-        from stubserve.serving.caching import ModelCache
-
-        self._cache = made = ModelCache(
-            self.name,
-            identity,
-            tuple(self.signature.outputs),
-            cache,
-            self._delivery,
-            self.statistics,
-            self._queue,
-            self._leave_place,
-            self._run,
-            self._clock,
-        )
-        self.poll = made.poll
-        self._poll_soon = made.poll_soon
-        latencies = self._delivery.latencies
-        if latencies is not None:
+        self.delivery.latencies = latencies
+        if latencies is not None and self.statistics.cached:
             latencies.uses_cache()
-            made.latencies = latencies
+
+    def _lay(self, front: Sequence[StageMaker], queue: Stage) -> None:
+        """Makes the list of stages: those in front of the queue, and the queue."""
+        stages = [queue]
+        for make in reversed(front):
+            stages.insert(0, make(self, stages[0]))
+        self.stages = stages
+        self._first = stages[0]
 
     def takes_over_from(self, former: ServedModel) -> None:
         pass
 
+    # Requests
+
     def submit(self, request: Request) -> None:
         self.enqueue(request)
-        self._poll_soon()
+        self._first.poll_soon()
 
     def enqueue(self, request: Request) -> None:
-        if self._cache is None:
-            self._queue(request)
-            self._delivery.expect(request)
-        else:
-            self._cache.enqueue(request)
+        self._first.enqueue(request)
+        self.delivery.expect(request)
 
-    def _queue(self, request: Request, runs: bool = True) -> None:
-        """Queues a request. If it is not to run now, because it waits for the cache or for the answer to an equal
-        request, it only gets a place.
+    def try_out(self, request: Request) -> None:
+        """As `submit`, past the stages in front of the queue: a sample of a warm-up is to run."""
+        queue = self.stages[-1]
+        queue.enqueue(request)
+        self.delivery.expect(request)
+        queue.poll_soon()
 
-        Raises ServeError, and counts requests that belong to this model.
-        """
-        raise NotImplementedError
+    def poll(self) -> None:
+        self._first.poll()
+
+    def cancel(self, request: Request) -> None:
+        request.cancelled = True
+        request.resume()
+        self.delivery.cancelled(request)
+        for stage in self.stages:
+            stage.cancel(request)
+
+    def _leader_of(self, request: Request) -> Request:
+        """The request whose answer this one waits for, or itself."""
+        for stage in self.stages:
+            request = stage.leader_of(request)
+        return request
 
     @property
     def under_way(self) -> int:
-        return self._delivery.under_way
+        return self.delivery.under_way
 
     # Readiness
 
@@ -123,11 +113,11 @@ class AnsweringModel:
         reason = self.why_not_ready()
         if reason or not self.checks_readiness():
             return reason
-        self._delivery.reserve()  # the caller may be about to submit a request
+        self.delivery.reserve()  # the caller may be about to submit a request
         try:
             return await self._ask_whether_ready()
         finally:
-            self._delivery.release()
+            self.delivery.release()
 
     async def _ask_whether_ready(self) -> str:
         """Asks all models at once: the reason of the first that is not ready, empty if all are. Raises nothing."""
@@ -136,7 +126,11 @@ class AnsweringModel:
     # The end
 
     def reserve(self) -> None:
-        self._delivery.reserve()
+        self.delivery.reserve()
 
     def release(self) -> None:
-        self._delivery.release()
+        self.delivery.release()
+
+
+# Makes a stage of a model, in front of another one
+StageMaker = Callable[[AnsweringModel, Stage], Stage]

@@ -29,18 +29,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Sequence
 
 from stubserve.errors import Code, ServeError, internal
-from stubserve.inference.latencies import Latencies
 from stubserve.inference.request import CANCELLED, Request, Response
-from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tensor import drop_blocks
 from stubserve.response_cache.entry import CacheEntry, lent
 from stubserve.response_cache.key import is_quick, key_of
 from stubserve.response_cache.store import ResponseCache
-from stubserve.serving.delivery import Delivery
+from stubserve.serving.answering import AnsweringModel
+from stubserve.serving.stages import Stage
 
 log = logging.getLogger("stubserve.cache")
 
@@ -53,7 +50,7 @@ class _Asked:
 
     __slots__ = ("_cache", "alone", "asked_ns", "followers", "key", "reader", "request", "response", "took_ns")
 
-    def __init__(self, cache: ModelCache, request: Request, key: bytes | None, asked_ns: int, took_ns: int) -> None:
+    def __init__(self, cache: CacheStage, request: Request, key: bytes | None, asked_ns: int, took_ns: int) -> None:
         self._cache = cache
         self.request = request
         self.reader = request.on_response
@@ -72,42 +69,25 @@ class _Asked:
         self._cache.on_answer(self, response)
 
 
-class ModelCache:
-    """The cache of one model version, between its callers and its queue. Lives on the event loop.
+class CacheStage(Stage):
+    """The cache of one model version, in front of its queue. Lives on the event loop.
 
-    `queue` puts a request into the model's queue, or only gives it a place there, or raises ServeError
-    (`AnsweringModel._queue`). `leave` ends such a place, as `Scheduler.leave_place`. `run` runs what can run (the
-    model's own poll).
+    `identity` stands for all that the model's answers depend on.
     """
 
-    def __init__(
-        self,
-        name: str,
-        identity: bytes,
-        outputs: Sequence[str],
-        cache: ResponseCache,
-        delivery: Delivery,
-        statistics: ModelStatistics,
-        queue: Callable[[Request, bool], None],
-        leave: Callable[[Request], bool],
-        run: Callable[[], None],
-        clock: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._name = name
+    def __init__(self, cache: ResponseCache, identity: bytes, model: AnsweringModel, queue: Stage) -> None:
+        self._name = model.name
         self._identity = identity
-        self._outputs = sorted(outputs)
+        self._outputs = sorted(model.signature.outputs)
         self._cache = cache
         self._local = cache.local
-        self._delivery = delivery
-        self._statistics = statistics
+        self._delivery = model.delivery
+        self._statistics = model.statistics
         self._queue = queue
-        self._leave = leave
-        self._run = run
-        self._clock = clock
+        self._clock = model.clock
         self._loop = asyncio.get_running_loop()
-        self.latencies: Latencies | None = None
         self._told_of_size = False
-        statistics.cached = True
+        model.statistics.cached = True
         # Requests that are answered, or go on, with the next poll
         self._due: list[_Asked] = []
         self._poll_is_due = False
@@ -120,17 +100,15 @@ class ModelCache:
     # Requests
 
     def enqueue(self, request: Request) -> None:
-        """Answers a request from the cache, or queues it. Raises ServeError as the queue does."""
+        """Answers a request from the cache, or queues it."""
         if request.regions is not None or isinstance(request.requested_outputs, dict):
             # Its tensors may lie where only stubs read them.
-            self._queue(request, True)
-            self._delivery.expect(request)
+            self._queue.enqueue(request)
             return
         request.queue_start_ns = asked_ns = self._clock()
         local = self._local
         if local is None or not is_quick(request):
-            self._queue(request, False)
-            self._delivery.expect(request)
+            self._queue.take_place(request)
             task = self._loop.create_task(self._look_elsewhere(request, asked_ns))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -138,44 +116,42 @@ class ModelCache:
         try:
             key = key_of(self._identity, self._outputs, request)
         except ValueError:  # a parameter that has no key
-            self._queue(request, True)
-            self._delivery.expect(request)
+            self._queue.enqueue(request)
             return
         entry = local.get(key)
         took_ns = self._clock() - asked_ns
         if entry is None:
             self._begin(_Asked(self, request, key, asked_ns, took_ns))
-            self._delivery.expect(request)
             return
-        self._delivery.expect(request)
         hit = _Asked(self, request, key, asked_ns, took_ns)
         hit.response = entry.response()
         self._due.append(hit)
 
-    def cancel(self, request: Request) -> None:
-        """The client of a request is gone, and the request is marked as cancelled.
+    def take_place(self, request: Request) -> None:
+        self._queue.take_place(request)
 
-        Requests that are due end with the next poll.
-        """
+    def leave_place(self, request: Request) -> bool:
+        return self._queue.leave_place(request)
+
+    def cancel(self, request: Request) -> None:
+        """Requests that are due end with the next poll."""
         leader = self._followed.get(request)
         if leader is not None:
             self._part(leader.followers.pop(request))
-            if self._leave(request):
+            if self._queue.leave_place(request):
                 self._fail_cancelled(request)
 
     def leader_of(self, request: Request) -> Request:
-        """The request whose answer this one waits for, or itself."""
         leader = self._followed.get(request)
         return request if leader is None else leader.request
 
     def poll_soon(self) -> None:
-        """Polls once for all requests of this turn of the event loop."""
         if not self._poll_is_due:
             self._poll_is_due = True
             self._loop.call_soon(self.poll)
 
     def poll(self) -> None:
-        """Answers hits, and runs what can run. Raises nothing."""
+        """Answers hits, and runs what can run."""
         self._poll_is_due = False
         if self._due:
             due, self._due = self._due, []
@@ -183,12 +159,12 @@ class ModelCache:
                 request, response = asked.request, asked.response
                 if response is not None:
                     self._statistics.record_hit(request, asked.asked_ns, asked.took_ns, self._clock())
-                    if self.latencies is not None:
-                        self.latencies.on_hit(asked.asked_ns - request.queue_start_ns, asked.took_ns)
+                    if (latencies := self._delivery.latencies) is not None:
+                        latencies.on_hit(asked.asked_ns - request.queue_start_ns, asked.took_ns)
                     self._delivery.pass_on(request, response)
-                elif self._leave(request):
+                elif self._queue.leave_place(request):
                     self._go_on(asked)
-        self._run()
+        self._queue.poll()
 
     # Looking elsewhere
 
@@ -211,7 +187,7 @@ class ModelCache:
         except Exception:
             log.exception("the response cache failed for a request to model '%s', which is computed", self._name)
         asked.took_ns = self._clock() - asked_ns
-        if not self._leave(request):
+        if not self._queue.leave_place(request):
             # It has been answered: its place went to another client's request, or its own client has gone.
             if response is not None:
                 drop_blocks(response.outputs)
@@ -236,14 +212,17 @@ class ModelCache:
         """
         request, key = asked.request, asked.key
         if key is None:
-            self._queue(request, True)
+            self._queue.enqueue(request)
             return
         leader = None if asked.alone else self._running.get(key)
         if leader is not None and leader.asked_ns >= asked.asked_ns:
             leader = None
         request.on_response = asked.on_response
         try:
-            self._queue(request, leader is None)
+            if leader is None:
+                self._queue.enqueue(request)
+            else:
+                self._queue.take_place(request)
         except BaseException:
             request.on_response = asked.reader
             raise
@@ -298,7 +277,7 @@ class ModelCache:
             if given is None:
                 one.alone = not request.cancelled
                 self._due.append(one)
-            elif self._leave(one.request):
+            elif self._queue.leave_place(one.request):
                 one.response = given.response()
                 one.response.transient = response.transient
                 self._due.append(one)
@@ -314,8 +293,8 @@ class ModelCache:
                 log.exception("an answer of model '%s' could not be put into the response cache", self._name)
         took_ns = asked.took_ns + self._clock() - began_ns
         self._statistics.record_miss(took_ns)
-        if self.latencies is not None:
-            self.latencies.on_miss(took_ns)
+        if (latencies := self._delivery.latencies) is not None:
+            latencies.on_miss(took_ns)
         asked.reader(request, response)
 
     def _tell_of_size(self, size: int) -> None:

@@ -24,10 +24,10 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from stubserve.errors import ServeError, internal
+from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.admission import reshape_outputs
 from stubserve.inference.latencies import Latencies
-from stubserve.inference.request import Request, Response
+from stubserve.inference.request import REJECTED, Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tensor import drop_blocks
@@ -74,6 +74,12 @@ class Delivery:
                 _drop(response)
             for act in self._owed.pop(request, ()):
                 request.when_read(act)
+
+    def refused(self, request: Request, refusal: ServeError) -> None:
+        """Counts a request that the queue has not taken. As upstream, not one that does not fit this model."""
+        if refusal.code is not Code.INVALID_ARG:
+            request.outcome = REJECTED
+            self._statistics.record_failure(request)
 
     # Answers
 

@@ -1,4 +1,4 @@
-"""Asks the scheduler what to do now, and makes instances do it.
+"""The queue of a model: asks the scheduler what to do now, makes instances do it, and has their results passed on.
 
 Guarantees:
 
@@ -15,17 +15,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from stubserve.errors import Code, ServeError, internal
 from stubserve.inference.request import CANCELLED, OTHER_FAILURE, REJECTED, Request, Response
+from stubserve.inference.served_model import Waiter
 from stubserve.inference.work import Work
 from stubserve.instances.instance import Instance
-from stubserve.instances.work import Result
+from stubserve.instances.work import Results
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.depth import Depth
 from stubserve.serving.alarm import Alarm
 from stubserve.serving.delivery import Delivery
+from stubserve.serving.stages import Stage
+from stubserve.serving.suspects import Suspects
 
 log = logging.getLogger("stubserve.model")
 
@@ -36,8 +39,13 @@ RESCHEDULED_IN_VAIN = (
 )
 
 
-class Dispatcher:
-    """The scheduler of one model version, its alarm, and the instances that serve. Lives on the event loop."""
+class Dispatcher(Stage):
+    """The scheduler of one model version, its alarm, and the instances that serve. Lives on the event loop.
+
+    It is the last stage in front of the instances, and the `WorkOwner` of their stubs. `when_none_serves` is called for
+    a request that comes then, and raises ServeError if the request is refused. `at_stub` says whether a stub has a
+    request, and equals of requests that killed their stubs are refused for `quarantine_s` seconds (`suspects`).
+    """
 
     def __init__(
         self,
@@ -46,6 +54,9 @@ class Dispatcher:
         delivery: Delivery,
         clock: Callable[[], int] = time.monotonic_ns,
         alarm: Callable[[Callable[[], None]], Alarm] = Alarm,
+        when_none_serves: Callable[[], None] = lambda: None,
+        at_stub: Callable[[Request], bool] = lambda _: False,
+        quarantine_s: float = 0.0,
     ) -> None:
         self._model = model
         self._delivery = delivery
@@ -56,11 +67,8 @@ class Dispatcher:
         self._depth = Depth(scheduler.plain)
         self._alarm: Alarm | None = None
         self.serving = 0
-        # Queues a request as of a time in ns; `poll` runs it. Raises ServeError if it is refused.
-        self.enqueue = scheduler.enqueue
-        # Lets a request wait that is not to run for now, and ends that
-        self.take_place = scheduler.take_place
-        self.leave_place = scheduler.leave_place
+        self._when_none_serves = when_none_serves
+        self.suspects = Suspects(model, scheduler.set_apart, at_stub, quarantine_s)
         # Whether the scheduler must know of responses and finished work
         self.has_slots = scheduler.has_slots
         # Whether there is nothing to decide while no request waits
@@ -77,17 +85,31 @@ class Dispatcher:
 
     # Requests
 
+    def enqueue(self, request: Request) -> None:
+        now_ns = self._clock()
+        try:
+            if not self.serving:
+                self._when_none_serves()
+            if self.suspects.found:
+                self.suspects.meet(request, now_ns)
+            self._scheduler.enqueue(request, now_ns)
+        except ServeError as refusal:
+            self._delivery.refused(request, refusal)
+            raise
+
+    def take_place(self, request: Request) -> None:
+        try:
+            self._scheduler.take_place(request)
+        except ServeError as refusal:
+            self._delivery.refused(request, refusal)
+            raise
+
+    def leave_place(self, request: Request) -> bool:
+        return self._scheduler.leave_place(request)
+
     def cancel(self, request: Request) -> None:
-        """Marks a request of a client that is gone; if it waits, it is answered."""
         self._scheduler.cancel(request)
         self.poll()
-
-    def reschedule(self, instance: Instance, request: Request) -> None:
-        """Takes back a request that has just executed, or answers it if the scheduler has no rescheduling."""
-        if not self._scheduler.reschedule(request, self._clock()):
-            refusal = internal(RESCHEDULED_IN_VAIN)
-            log.error("%s (model instance '%s')", refusal.message, instance.name)
-            self._delivery.fail((request,), refusal, None)
 
     def queue_again(self, requests: Iterable[Request]) -> None:
         """Takes back requests that were handed out, and that no stub has begun to execute."""
@@ -98,16 +120,20 @@ class Dispatcher:
             except ServeError as refusal:
                 self._delivery.fail((request,), refusal, REJECTED)
 
-    def response_complete(self, request: Request, response: Response) -> None:
-        try:
-            self._scheduler.response_complete(request, response)
-        except Exception:
-            log.exception("the scheduler of model '%s' failed at a response", self._model)
-
     def drain(self) -> list[Request]:
         return list(self._scheduler.drain())
 
     # Instances
+
+    def limit(self, instance: Instance) -> None:
+        """An instance is still to be started: from now on it counts for what instances share."""
+
+    def forget(self, instance: Instance) -> None:
+        """An instance is gone, or could not be started: it counts no longer."""
+
+    def waiter_of(self, instance: Instance) -> Waiter | None:
+        """The instance as the target of calls, with what it waits for itself."""
+        return instance.waiter
 
     def join(self, instance: Instance) -> None:
         """An instance gets work from now on."""
@@ -124,7 +150,52 @@ class Dispatcher:
         self.serving = len(self._depth)
         self._scheduler.instance_gone(instance)
 
-    def work_done(self, instance: Instance, results: Sequence[Result]) -> None:
+    def close(self) -> None:
+        """No instance gets work any more, and no alarm rings."""
+        self._closed = True
+        self._depth = Depth(False)
+        self.serving = 0
+        if self._alarm is not None:
+            self._alarm.close()
+            self._alarm = None
+
+    # Reports of stubs
+
+    def on_results(self, instance: Instance, results: Results) -> None:
+        delivery = self._delivery
+        if self.has_slots:
+            for _, finished in results:
+                for request, response in finished:
+                    self._response_complete(request, response)
+        if instance.differs:
+            for _, finished in results:
+                for _, response in finished:
+                    response.transient = True
+        # The next work first: the stub computes while the answers are written.
+        self.work_done(instance, results)
+        for work, finished in results:
+            for request, response in finished:
+                delivery.respond(request, response)
+            # No client can read these before the next turn of the event loop.
+            delivery.executed(work.requests, 0 if work.slots is work.requests else work.empty)
+
+    def on_response(self, instance: Instance, request: Request, response: Response, start_ns: int) -> None:
+        response.transient = instance.differs
+        if response.final and self.has_slots:
+            self._response_complete(request, response)
+        self._delivery.respond_streamed(request, response, start_ns)
+
+    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+        self._delivery.when_passed_on(request, act, batch)
+
+    def on_rescheduled(self, instance: Instance, request: Request) -> None:
+        """Takes back a request that has just executed, or answers it if the scheduler has no rescheduling."""
+        if not self._scheduler.reschedule(request, self._clock()):
+            refusal = internal(RESCHEDULED_IN_VAIN)
+            log.error("%s (model instance '%s')", refusal.message, instance.name)
+            self._delivery.fail((request,), refusal, None)
+
+    def work_done(self, instance: Instance, results: Results) -> None:
         """An instance has executed works, with these results, or is no longer full: it gets its next work at once."""
         scheduler, depth = self._scheduler, self._depth
         ripe_after_ns = 0
@@ -142,19 +213,15 @@ class Dispatcher:
         if not self._rests or ripe_after_ns or scheduler.queued:
             self.poll()
 
-    def close(self) -> None:
-        """No instance gets work any more, and no alarm rings."""
-        self._closed = True
-        self._depth = Depth(False)
-        self.serving = 0
-        if self._alarm is not None:
-            self._alarm.close()
-            self._alarm = None
+    def _response_complete(self, request: Request, response: Response) -> None:
+        try:
+            self._scheduler.response_complete(request, response)
+        except Exception:
+            log.exception("the scheduler of model '%s' failed at a response", self._model)
 
     # What to do now
 
     def poll_soon(self) -> None:
-        """Polls once for all requests of this turn of the event loop, so that they can share a batch."""
         if not self._poll_is_due:
             self._poll_is_due = True
             self._loop.call_soon(self.poll)

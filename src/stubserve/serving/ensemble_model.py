@@ -24,14 +24,14 @@ from stubserve.inference.request import OTHER_FAILURE, REJECTED, SUCCESS, Reques
 from stubserve.inference.served_model import BlockingCall, InstanceFacts, ModelFinder, ServedModel, Waiter
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.waiting import Coming
-from stubserve.response_cache.store import ResponseCache
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
 from stubserve.schedulers.policy_queue import PolicyQueue, PriorityLevels
-from stubserve.serving.answering import AnsweringModel
+from stubserve.serving.answering import AnsweringModel, StageMaker
 from stubserve.serving.delivery import Delivery
 from stubserve.serving.ensemble_backpressure import Gate
 from stubserve.serving.ensemble_run import EnsembleRun
 from stubserve.serving.ensemble_steps import Prospect
+from stubserve.serving.stages import Stage
 
 log = logging.getLogger("stubserve.model")
 
@@ -52,6 +52,7 @@ class EnsembleModel(AnsweringModel):
         members: Mapping[tuple[str, str], ServedModel],
         clock: Callable[[], int] = time.monotonic_ns,
         max_queue_size: int = 0,
+        front: Sequence[StageMaker] = (),
     ) -> None:
         super().__init__(name, version, config, clock)
         self.members = members
@@ -61,75 +62,16 @@ class EnsembleModel(AnsweringModel):
         self._models = models
         self.entangled = _entangled(self.plan, members)
         self._keys = [(step.model, "" if step.version == -1 else str(step.version)) for step in self.plan.steps]
-        self._loop = asyncio.get_running_loop()
         self.statistics = ModelStatistics()
-        self._delivery = Delivery(self.signature, self.statistics)
-        self._waiting: list[Request] = []
-        # The places of requests that wait for the cache or for an equal request: only with a cache
-        self._places: PolicyQueue | None = None
-        self._max_queue_size = max_queue_size
-        self._runs: dict[Request, EnsembleRun] = {}
+        self.delivery = Delivery(self.signature, self.statistics)
+        self._runs = _Runs(self, max_queue_size)
         self._coming = Coming(name, self._coming_calls)
-        self._poll_is_due = False
-        self.poll = self._run = self._begin_runs
-        self._poll_soon = self._begin_runs_soon
-        self._closed = False
-
-    # Requests
-
-    def _begin_runs_soon(self) -> None:
-        if not self._poll_is_due:
-            self._poll_is_due = True
-            self._loop.call_soon(self._begin_runs)
-
-    def _queue(self, request: Request, runs: bool = True) -> None:
-        try:
-            if self._closed:
-                raise self._unavailable()
-            if not runs and self._places is not None:
-                self._places.take_place(request)
-                return
-        except ServeError:
-            request.outcome = REJECTED
-            self.statistics.record_failure(request)
-            raise
-        request.queue_start_ns = self._clock()
-        self._waiting.append(request)
-
-    def use_cache(self, cache: ResponseCache, identity: bytes) -> None:
-        self._places = PolicyQueue(PriorityLevels().bounded(self._max_queue_size))
-        self._leave_place = self._places.remove
-        super().use_cache(cache, identity)
-
-    def _begin_runs(self) -> None:
-        """Begins the runs of the queued requests: its `poll`, if no cache answers first. Raises nothing."""
-        self._poll_is_due = False
-        if self._places is not None:
-            for request, refusal in self._places.expire(self._clock()):
-                self._delivery.fail((request,), refusal, REJECTED)
-        waiting, self._waiting = self._waiting, []
-        for request in waiting:
-            request.compute_start_ns = self._clock()
-            run = self._runs[request] = EnsembleRun(self, request)
-            if request.cancelled:
-                run.cancel()
-            else:
-                run.begin()
-
-    def cancel(self, request: Request) -> None:
-        """The client of a submitted request is gone: no further step begins, and the steps under way are cancelled."""
-        request.cancelled = True
-        request.resume()
-        if self._cache is not None:
-            self._cache.cancel(request)
-        run = self._runs.get(request)
-        if run is not None:
-            run.cancel()
+        self._lay(front, self._runs)
 
     @property
     def queued(self) -> int:
         """Requests that have not begun; waiting steps count with their own models."""
-        return len(self._waiting)
+        return len(self._runs.waiting)
 
     # Calls from the runs
 
@@ -148,12 +90,12 @@ class EnsembleModel(AnsweringModel):
         return found, any(self.members.get(self._keys[index]) is not model for index, model in found.items())
 
     def respond(self, request: Request, response: Response) -> None:
-        self._delivery.respond(request, response)
+        self.delivery.respond(request, response)
 
     def succeeded(self, run: EnsembleRun) -> None:
         request = run.request
-        del self._runs[request]
-        now = self._clock()
+        del self._runs.under_way[request]
+        now = self.clock()
         request.outcome = SUCCESS
         try:
             request.compute_end_ns = now
@@ -168,14 +110,14 @@ class EnsembleModel(AnsweringModel):
             log.exception("a request to ensemble '%s' could not be counted", self.name)
 
     def failed(self, run: EnsembleRun, error: ServeError, outcome: str) -> None:
-        del self._runs[run.request]
-        self._delivery.fail((run.request,), error, outcome)
+        del self._runs.under_way[run.request]
+        self.delivery.fail((run.request,), error, outcome)
 
     # Readiness
 
     def down(self) -> bool:
         try:
-            return self._closed or any(self.member(step).down() for step in self.plan.steps)
+            return self._runs.closed or any(self.member(step).down() for step in self.plan.steps)
         except ServeError:
             return True
 
@@ -219,9 +161,7 @@ class EnsembleModel(AnsweringModel):
 
     def takers(self, request: Request | None) -> Sequence[Waiter]:
         """Its run, or one that is to come: an ensemble takes every request itself, and then waits for its members."""
-        if request is not None and self._cache is not None:
-            request = self._cache.leader_of(request)
-        run = None if request is None else self._runs.get(request)
+        run = None if request is None else self._runs.under_way.get(self._leader_of(request))
         return (self._coming if run is None else run,)
 
     def _coming_calls(self) -> Sequence[BlockingCall]:
@@ -242,19 +182,85 @@ class EnsembleModel(AnsweringModel):
 
     async def drained(self, patience_s: float = 0.0) -> bool:
         """Waits until nothing is under way. It has no batches: its members' patience ends hanging ones."""
-        await self._delivery.drained()
+        await self.delivery.drained()
         return True
 
     async def stop(self, timeout_s: float) -> None:
-        """Takes no request from now on; requests under way end when the members have finished with them."""
-        self._closed = True
-        waiting, self._waiting = self._waiting, []
-        self._delivery.fail(waiting, self._unavailable(), OTHER_FAILURE)
-        for run in list(self._runs.values()):
-            run.give_up(self._unavailable())
+        self._runs.close()
 
-    def _unavailable(self) -> ServeError:
+    def unavailable(self) -> ServeError:
         return unavailable(f"ensemble '{self.name}' version {self.version} is not served any more")
+
+
+class _Runs(Stage):
+    """The last stage of an ensemble: each request becomes a run with the next poll."""
+
+    def __init__(self, model: EnsembleModel, max_queue_size: int) -> None:
+        self._model = model
+        self._loop = asyncio.get_running_loop()
+        self.waiting: list[Request] = []
+        self.under_way: dict[Request, EnsembleRun] = {}
+        self.closed = False
+        self._poll_is_due = False
+        # Requests that wait for the cache, or for an equal request
+        self._places = PolicyQueue(PriorityLevels().bounded(max_queue_size))
+        self._has_places = False
+
+    def enqueue(self, request: Request) -> None:
+        if self.closed:
+            refusal = self._model.unavailable()
+            self._model.delivery.refused(request, refusal)
+            raise refusal
+        request.queue_start_ns = self._model.clock()
+        self.waiting.append(request)
+
+    def take_place(self, request: Request) -> None:
+        try:
+            if self.closed:
+                raise self._model.unavailable()
+            self._has_places = True
+            self._places.take_place(request)
+        except ServeError as refusal:
+            self._model.delivery.refused(request, refusal)
+            raise
+
+    def leave_place(self, request: Request) -> bool:
+        return self._places.remove(request)
+
+    def cancel(self, request: Request) -> None:
+        """No further step begins, and the steps under way are cancelled."""
+        run = self.under_way.get(request)
+        if run is not None:
+            run.cancel()
+
+    def poll_soon(self) -> None:
+        if not self._poll_is_due:
+            self._poll_is_due = True
+            self._loop.call_soon(self.poll)
+
+    def poll(self) -> None:
+        """Begins the runs of the queued requests."""
+        self._poll_is_due = False
+        model = self._model
+        if self._has_places:
+            for request, refusal in self._places.expire(model.clock()):
+                model.delivery.fail((request,), refusal, REJECTED)
+        waiting, self.waiting = self.waiting, []
+        for request in waiting:
+            request.compute_start_ns = model.clock()
+            run = self.under_way[request] = EnsembleRun(model, request)
+            if request.cancelled:
+                run.cancel()
+            else:
+                run.begin()
+
+    def close(self) -> None:
+        """Takes no request from now on; requests under way end when the members have finished with them."""
+        self.closed = True
+        waiting, self.waiting = self.waiting, []
+        self._model.delivery.fail(waiting, self._model.unavailable(), OTHER_FAILURE)
+        for run in list(self.under_way.values()):
+            run.give_up(self._model.unavailable())
 
 
 def _entangled(plan: EnsemblePlan, members: Mapping[tuple[str, str], ServedModel]) -> Collection[Step]:

@@ -24,18 +24,15 @@ request is refused that could run.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import BlockingCall, Waiter
 from stubserve.inference.work import Work
 from stubserve.instances.instance import Instance
-from stubserve.instances.work import Result
-from stubserve.schedulers.base import Scheduler
-from stubserve.schedulers.rate_limiter import Demand, Limited, RateLimiter
-from stubserve.serving.alarm import Alarm
-from stubserve.serving.delivery import Delivery
+from stubserve.instances.work import Results
+from stubserve.schedulers.rate_limiter import Limited, RateLimiter
 from stubserve.serving.dispatcher import Dispatcher
 
 
@@ -66,16 +63,9 @@ class ResourceWait:
 class LimitedDispatcher(Dispatcher):
     """A `Dispatcher` with a rate limiter. Lives on the event loop."""
 
-    def __init__(
-        self,
-        model: str,
-        scheduler: Scheduler,
-        delivery: Delivery,
-        limiter: RateLimiter,
-        clock: Callable[[], int] = time.monotonic_ns,
-        alarm: Callable[[Callable[[], None]], Alarm] = Alarm,
-    ) -> None:
-        super().__init__(model, scheduler, delivery, clock, alarm)
+    def __init__(self, limiter: RateLimiter, *of_queue: Any) -> None:
+        """`of_queue` is what any `Dispatcher` is made of."""
+        super().__init__(*of_queue)
         self._limiter = limiter
         self._limited: dict[Instance, Limited] = {}
         # Those that could execute work, by their demands, the longest idle first
@@ -90,11 +80,11 @@ class LimitedDispatcher(Dispatcher):
 
     # The instances that are limited
 
-    def limit(self, instance: Instance, demands: Sequence[Demand], device: int, priority: int) -> None:
-        """An instance asks for resources. Its demands have been checked."""
-        if any(count for _, _, count in demands):
-            limited = self._limited[instance] = Limited(instance, self._let_in, priority)
-            self._limiter.add(limited, demands, device)
+    def limit(self, instance: Instance) -> None:
+        spec = instance.spec
+        if any(count for _, _, count in spec.resources):
+            limited = self._limited[instance] = Limited(instance, self._let_in, spec.priority)
+            self._limiter.add(limited, spec.resources, spec.device_id)
 
     def forget(self, instance: Instance) -> None:
         limited = self._limited.pop(instance, None)
@@ -106,10 +96,10 @@ class LimitedDispatcher(Dispatcher):
             self._limiter.remove(limited)
             self._limiter.settle()
 
-    def seen(self, instance: Instance, waiter: Waiter) -> Waiter:
-        """An instance's waiter; if it lacks a resource, one that waits for the holders of that resource."""
-        limited = self._limited.get(instance)
-        if limited is None:
+    def waiter_of(self, instance: Instance) -> Waiter | None:
+        """If the instance lacks a resource, the `Waiter` waits for the holders of that resource."""
+        waiter, limited = instance.waiter, self._limited.get(instance)
+        if waiter is None or limited is None:
             return waiter
         resource, holders = self._limiter.in_the_way(limited)
         waiters = [holder.waiter for holder in holders if isinstance(holder, Instance)]
@@ -135,7 +125,7 @@ class LimitedDispatcher(Dispatcher):
                 self._limiter.finish(limited)
                 self._limiter.settle()
 
-    def work_done(self, instance: Instance, results: Sequence[Result]) -> None:
+    def work_done(self, instance: Instance, results: Results) -> None:
         limited = self._limited.get(instance)
         if limited is None:
             super().work_done(instance, results)

@@ -115,8 +115,8 @@ class ModelInstances(AnsweringModel):
 
     def takers(self, request: Request | None) -> Sequence[Waiter]:
         """The instances that execute a request. If none does, those that may, now or after a restart."""
-        if request is not None and self._cache is not None:
-            request = self._cache.leader_of(request)
+        if request is not None:
+            request = self._leader_of(request)
         waiters = [waiter for instance in self._everyone if (waiter := self._waiter_of(instance)) is not None]
         if request is not None and request.compute_start_ns:
             running = [waiter for waiter in waiters if waiter.has(request)]

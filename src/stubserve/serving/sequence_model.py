@@ -16,15 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from stubserve.inference.request import SEQUENCE_START, Request
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import Tensor
 from stubserve.instances.instance import Instance
-from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.schedulers.sequence.batcher import SequenceBatcher
 from stubserve.serving.instance_model import InstanceModel
 
@@ -32,18 +30,8 @@ from stubserve.serving.instance_model import InstanceModel
 class SequenceModel(InstanceModel):
     """An `InstanceModel` whose scheduler is a sequence batcher."""
 
-    def __init__(
-        self,
-        name: str,
-        version: int,
-        config: Any,
-        scheduler: SequenceBatcher,
-        clock: Callable[[], int] = time.monotonic_ns,
-        limiter: RateLimiter | None = None,
-        restart_wait_s: float = 0.0,
-        quarantine_s: float = 0.0,
-    ) -> None:
-        super().__init__(name, version, config, scheduler, clock, limiter, restart_wait_s, quarantine_s)
+    def __init__(self, name: str, version: int, config: Any, scheduler: SequenceBatcher, *more: Any) -> None:
+        super().__init__(name, version, config, scheduler, *more)
         self._sequences = scheduler
         # The model whose sequences are passed on, and the model that passes them on
         self._former: SequenceModel | None = None
@@ -97,7 +85,7 @@ class SequenceModel(InstanceModel):
         states = self._sequences.part_with(sequence)
         if states is None:
             return None if self._former is None else self._former.part_with(sequence)
-        self._poll_soon()
+        self._first.poll_soon()
         return states
 
     def cancel(self, request: Request) -> None:
@@ -112,7 +100,7 @@ class SequenceModel(InstanceModel):
         if successor is not None and states is not None and self.down() and not self._restarting():
             for sequence in states.waiting():
                 successor._goes_on(sequence, self)
-            successor._poll_soon()
+            successor._first.poll_soon()
             self._quiet.set()
 
     def _let_go(self, instance: Instance, stop_timeout_s: float) -> Sequence[asyncio.Task[None]]:

@@ -68,17 +68,15 @@ class Suspects:
         self._set_apart = set_apart
         self._has = has
         self._refused_ns = int(refused_s * 1e9)
-        self._suspects: OrderedDict[bytes, _Suspect] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._suspects)
+        # Nothing is compared while it is empty
+        self.found: OrderedDict[bytes, _Suspect] = OrderedDict()
 
     def on_death(self, instance: str, executing: Sequence[Request], now_ns: int) -> None:
         """A stub has died while it executed these requests. They still have their inputs."""
         if not executing:
             return
-        for over in [key for key, one in self._suspects.items() if self._is_over(one, now_ns, executing)]:
-            del self._suspects[over]
+        for over in [key for key, one in self.found.items() if self._is_over(one, now_ns, executing)]:
+            del self.found[over]
         log.error("instance '%s' was executing %s when its stub died", instance, _names(executing))
         # One that is there several times dies once. Those that cannot be compared are one more.
         there = {content_of(request): request for request in reversed(executing[:_OF_ONE_DEATH])}
@@ -88,7 +86,7 @@ class Suspects:
         if len(worst) == 1 and most >= _SEVERAL:
             refused = len(there) == 1 and bool(self._refused_ns)
             if refused:
-                self._suspects[worst[0]].refused_ns = now_ns + self._refused_ns
+                self.found[worst[0]].refused_ns = now_ns + self._refused_ns
             log.error(
                 "model '%s': the request %s, or one that is equal to it, was being executed at %d deaths of stubs, and "
                 "was not answered between them. It is likely the cause. %s",
@@ -101,12 +99,12 @@ class Suspects:
                 if self._refused_ns
                 else "With --quarantine-secs such requests would be refused for a while.",
             )
-        while len(self._suspects) > _MOST:
-            self._suspects.popitem(last=False)
+        while len(self.found) > _MOST:
+            self.found.popitem(last=False)
 
     def _count_death(self, content: bytes, now_ns: int) -> int:
-        suspect = self._suspects.setdefault(content, _Suspect())
-        self._suspects.move_to_end(content)
+        suspect = self.found.setdefault(content, _Suspect())
+        self.found.move_to_end(content)
         suspect.deaths += 1
         suspect.again = None
         suspect.forgotten_ns = now_ns + _REMEMBERED_NS + self._refused_ns
@@ -122,13 +120,13 @@ class Suspects:
     def meet(self, request: Request, now_ns: int) -> None:
         """A new request. Raises ServeError if it is refused."""
         content = request.content = content_of(request)
-        while self._suspects and self._is_over(next(iter(self._suspects.values())), now_ns):
-            self._suspects.popitem(last=False)
-        suspect = None if content is None else self._suspects.get(content)
+        while self.found and self._is_over(next(iter(self.found.values())), now_ns):
+            self.found.popitem(last=False)
+        suspect = None if content is None else self.found.get(content)
         if content is None or suspect is None:
             return
         if self._is_over(suspect, now_ns):
-            del self._suspects[content]
+            del self.found[content]
             return
         if now_ns < suspect.refused_ns:
             left_s = (suspect.refused_ns - now_ns) / 1e9

@@ -18,13 +18,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.errors import ServeError, internal, invalid
 from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response
-from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.death import unhealthy
@@ -35,6 +35,9 @@ from stubserve.memory.server_memory import Memory
 from stubserve.serving.dispatcher import RESCHEDULED_IN_VAIN
 from stubserve.serving.instance_model import InstanceModel
 from stubserve.serving.warm_up_samples import Sample, SampleInput
+
+if TYPE_CHECKING:
+    from stubserve.serving.ensemble_model import EnsembleModel
 
 log = logging.getLogger("stubserve.model")
 
@@ -74,7 +77,7 @@ class WarmUp:
             for request in requests:
                 request.request_start_ns = request.queue_start_ns = begin
                 request.compute_start_ns = now
-            stub.work.owner = batch
+            stub.work.owner, stub.on_death = batch, batch.on_death
             stub.work.execute(Work.of_slots(requests, added if sample.added else None))
         except BaseException:
             for request in requests:
@@ -87,7 +90,7 @@ class WarmUp:
         return await batch.errors
 
 
-async def warm_up_ensemble(model: ServedModel, samples: Sequence[Sample], memory: Memory) -> None:
+async def warm_up_ensemble(model: EnsembleModel, samples: Sequence[Sample], memory: Memory) -> None:
     """Sends samples through an ensemble whose members are ready. Raises ServeError for the first that fails."""
 
     async def execute(sample: Sample) -> list[str]:
@@ -113,12 +116,21 @@ async def warm_up_ensemble(model: ServedModel, samples: Sequence[Sample], memory
 class _SampleCall(Call):
     """One request of an ensemble's sample. `errors` is done with its final response."""
 
-    __slots__ = ("_found", "errors")
+    __slots__ = ("_ensemble", "_found", "errors")
 
-    def __init__(self, model: ServedModel) -> None:
-        super().__init__(model)
+    def __init__(self, ensemble: EnsembleModel) -> None:
+        super().__init__(ensemble)
+        self._ensemble = ensemble
         self.errors: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._found: list[str] = []
+
+    def submit(self, request: Request, together: bool = False) -> None:
+        self.request = request
+        request.on_response = self.on_response
+        try:
+            self._ensemble.try_out(request)
+        except ServeError as refusal:
+            raise self._refused(request, refusal) from None
 
     def respond(self, request: Request, response: Response) -> None:
         if response.error is not None:
@@ -174,22 +186,22 @@ class _SampleBatch:
         self._found: list[str] = []
         self._has_run = False
 
-    def on_results(self, results: Results) -> None:
+    def on_results(self, instance: object, results: Results) -> None:
         for work, finished in results:
             for request, response in finished:
                 self._take(request, response)
-            self._model.count_executed(work.requests)
+            self._model.delivery.executed(work.requests)
         self._has_run = True
         self._look_for_end()
 
-    def on_response(self, request: Request, response: Response, start_ns: int) -> None:
+    def on_response(self, instance: object, request: Request, response: Response, start_ns: int) -> None:
         self._take(request, response)
         self._look_for_end()
 
     def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
         act()
 
-    def on_rescheduled(self, request: Request) -> None:
+    def on_rescheduled(self, instance: object, request: Request) -> None:
         self._take(request, Response(error=internal(RESCHEDULED_IN_VAIN)))
 
     def on_death(self, cause: str, left: Left) -> None:
