@@ -48,11 +48,20 @@ def clips() -> Any:
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory, clips: Any, fetched: None) -> Path:  # noqa: F811
     """A copy of the example, with its clip."""
-    folder = tmp_path_factory.mktemp("reader") / "model_repository"
-    for model in MODELS:
-        shutil.copytree(ROOT / "model_repository" / model, folder / model, ignore=shutil.ignore_patterns("clips"))
+    folder = copy(tmp_path_factory.mktemp("served"))
     clips.make(folder / "camera" / "clips" / "faces.mp4", 4)
     return folder
+
+
+def copy(here: Path) -> Path:
+    """A copy of the example in this folder, without clips."""
+    for model in MODELS:
+        shutil.copytree(
+            ROOT / "model_repository" / model,
+            here / "model_repository" / model,
+            ignore=shutil.ignore_patterns("clips"),
+        )
+    return here / "model_repository"
 
 
 @pytest.fixture(scope="module")
@@ -144,14 +153,14 @@ def test_the_page_says_what_is_refused(serving: Serving, pages: int, tmp_path: P
         assert "none.mp4" in browser.run("document.getElementById('event').textContent")
 
 
-def test_a_reader_gets_what_the_guide_shows(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = repository.parent
+def test_a_reader_gets_what_the_guide_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path
     monkeypatch.chdir(here)
-    shutil.rmtree(repository / "camera" / "clips")
+    # What the guide writes lies in a copy of its own: the server of the other tests shows the clip that lies in theirs.
+    client = copy(here) / "camera" / "client.py"
     reader = Reader(here)
     try:
         # Its port is not the usual one.
-        client = repository / "camera" / "client.py"
         reader.follow(Block("", str(client), client.read_text(), ""))
         for block in blocks((DOCS / "guides" / "cameras.md").read_text()):
             reader.follow(block)
