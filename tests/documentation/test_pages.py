@@ -18,12 +18,10 @@ from tests.documentation.reader import Reader, check_installation
 # Page -> where it is tested
 OTHERWISE = {
     "README.md": "tests/test_readme.py",
-    "docs/backends.md": "tests/server/test_documented_backends.py",
-    "docs/testing.md": "tests/testing/test_documentation.py",
-    "docs/security.md": "tests/server/test_facing_the_internet.py",
-    "docs/browser.md": "tests/server/test_browsers.py",
-    "docs/examples.md": "tests/model_repository/test_examples.py",
-    "docs/guides/cameras.md": "tests/model_repository/test_camera.py",
+    "docs/guides/backends.md": "tests/server/test_documented_backends.py",
+    "docs/guides/testing.md": "tests/testing/test_documentation.py",
+    "docs/guides/browser.md": "tests/server/test_browsers.py",
+    "docs/guides/examples.md": "tests/model_repository/test_examples.py",
     "docs/guides/gallery.md": "tests/documentation/test_gallery.py",
     "docs/guides/language-models.md": "tests/documentation/test_language_models.py",
     "docs/guides/video.md": "tests/server/test_documented_video.py",
@@ -95,6 +93,16 @@ def test_every_page_is_tested() -> None:
     for page, test in OTHERWISE.items():
         assert (ROOT / page).exists(), page
         assert Path(page).name in (ROOT / test).read_text(), f"{test} is about another page than {page}"
+
+
+def test_pages_lie_where_the_index_says() -> None:
+    """Guides and places of deployment in their folders, what is looked up at the top."""
+    menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    for section, entries in re.findall(r"^  - ([\w ]+):\n((?: {6}.*\n)+)", menu, re.MULTILINE):
+        looked_up = section in ("Reference", "Contribute")
+        for page in re.findall(r": (\S+\.md)$", entries, re.MULTILINE):
+            guides = page.startswith(("guides/", "deployment/"))
+            assert page == "index.md" or guides != looked_up, page
 
 
 def test_styles_are_for_blocks_that_pages_have() -> None:

@@ -1,4 +1,4 @@
-"""docs/security.md and docs/attacking.md name a test for each weakness and each misfortune: they are there."""
+"""docs/guides/security.md and docs/attacking.md name a test for each weakness and each misfortune: they are there."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("page", "table", "most_untested"),
     [
-        ("security.md", "| class |", 0),
-        ("security.md", "| a model may |", 5),
+        ("guides/security.md", "| class |", 0),
+        ("guides/security.md", "| a model may |", 5),
         ("attacking.md", "| what | test |", 0),
     ],
 )

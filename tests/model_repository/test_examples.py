@@ -28,7 +28,7 @@ from stubserve.checking.repository import check_repositories
 from tests.examples import REPOSITORY, ROOT, fetch
 from tests.real_server import PATIENCE_S, Serving
 
-DOCS = (ROOT / "docs" / "examples.md").read_text()
+DOCS = (ROOT / "docs" / "guides" / "examples.md").read_text()
 
 # A page takes seconds of a processor.
 pytestmark = pytest.mark.long

@@ -17,7 +17,7 @@ from stubserve.commands.init import write_model as write_new_model
 from tests.real_server import PATIENCE_S, Serving, binary_request, write_model
 from tools.browser import PROGRAM
 
-PAGE = Path(__file__).parents[2] / "docs" / "browser.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "browser.md"
 HERE = "http://localhost:3000"
 EXPOSED = "Inference-Header-Content-Length, Content-Encoding"
 

@@ -1,4 +1,4 @@
-"""What docs/backends.md shows is what works: the models, the configurations, the clients and what is installed."""
+"""What docs/guides/backends.md shows is what works: the models, the configurations, the clients and what is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tomllib
 from tests.real_server import Serving
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "backends.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "backends.md").read_text()
 
 
 def blocks(backend: str, language: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""docs/security.md, followed as it stands: the command that it gives, and Triton's clients against that server."""
+"""The server that faces the internet in docs/guides/security.md: its command, and Triton's clients against it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from tests.real_server import PATIENCE_S, Answer, Serving, eventually, write_mod
 from tests.server.test_tls import CONFIG, Certificates
 from tools.bench.servers import ServerError, peers_environment
 
-PAGE = blocks((DOCS / "security.md").read_text())
+SECTION = (DOCS / "guides" / "security.md").read_text().partition("## Before it faces")[2].partition("\n## ")[0]
+PAGE = blocks(SECTION)
 [CLIENTS] = [block.text for block in PAGE if block.title == "clients.py"]
 COMMANDS = [command for block in PAGE for command, _ in block.commands]
 [TOKENS] = [block.text for block in PAGE if block.title == "tokens"]
@@ -101,10 +102,9 @@ def facing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facing]:
 
 def test_the_command_has_all_that_the_list_asks_for() -> None:
     [words] = command("stubserve")
-    text = (DOCS / "security.md").read_text().partition("## Before it faces")[2].partition("\n## ")[0]
     asked = {
         flag
-        for item in re.findall(r"^\d\. .*(?:\n   .*)*", text, re.MULTILINE)
+        for item in re.findall(r"^\d\. .*(?:\n   .*)*", SECTION, re.MULTILINE)
         for flag in re.findall(r"`(--[a-z-]+)", item)
     }
     # The default, and what is said to be for another choice

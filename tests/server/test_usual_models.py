@@ -1,6 +1,6 @@
 """Models and clients put together the way Triton's documentation does it: what other tests have apart, combined.
 
-The examples of upstream are not here (docs/examples.md tells how to run them); these models take the same roads.
+The examples of upstream are not here (docs/guides/examples.md tells how to run them); these models take the same roads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What docs/testing.md shows works."""
+"""What docs/guides/testing.md shows works."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_example(tmp_path: Path) -> None:
     example = re.findall(
-        r"^```python\n(.*?)^```$", (ROOT / "docs" / "testing.md").read_text(), re.MULTILINE | re.DOTALL
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "guides" / "testing.md").read_text(), re.MULTILINE | re.DOTALL
     )[0]
     (tmp_path / "test_example.py").write_text(example)
     (tmp_path / "model_repository").symlink_to(ROOT / "model_repository")

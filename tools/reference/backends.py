@@ -11,7 +11,7 @@ _HEAD = """\
 # Parameters of backends
 
 What `parameters` of a `config.pbtxt` may say to a backend, as `parameters { key: "NAME" value { string_value: "VALUE" } }`. A default stands
-in parentheses. [Backends](../backends.md) says what the backends are for. Parameters of the server are in the [configuration](config.md).
+in parentheses. [Backends](../guides/backends.md) says what the backends are for. Parameters of the server are in the [configuration](config.md).
 
 """
 

@@ -13,7 +13,7 @@ _HEAD = """\
 # triton_python_backend_utils
 
 What a `model.py` imports as `pb_utils`. The names, arguments and errors are those of Triton's module, and [Known differences](../differences.md)
-lists what is not. The module can be imported anywhere, in an editor or in a test, without a server: see [Testing a model](../testing.md). It is typed.
+lists what is not. The module can be imported anywhere, in an editor or in a test, without a server: see [Testing a model](../guides/testing.md). It is typed.
 
 `stack` and `unstack` are stubserve's own; real Triton has neither.
 

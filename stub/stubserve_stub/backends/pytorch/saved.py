@@ -5,7 +5,7 @@ dictionaries. As in Triton, the place of a tensor is its name: `ARGS[0]`, `ARGS[
 `RESULT[0]`, `RESULT[k][0]`. Tensors are in the order of these structures.
 
 A module in Python is the class in `model.py`, with its weights beside it under the same name. It works as Triton's
-runtime "model.py", with the exceptions in docs/backends.md.
+runtime "model.py", with the exceptions in docs/guides/backends.md.
 
 No pickle in such a file runs code. TorchScript has a reader of its own, and torch reads weights with `weights_only`.
 But where that refuses, `torch.export.load` falls back to the pickle module, in several places that differ between
