@@ -170,7 +170,7 @@ class _Check:
         """The errors of the configuration that do not follow from what of it cannot be read."""
         doubtful: set[str] = set()
         if self._reading.mistakes and config.HasField("ensemble_scheduling"):
-            # Its tensors hang together: a single one that is missing may put all steps in the wrong.
+            # A tensor that is missing in one step may make errors of all other steps.
             doubtful = {error.message for error in ensemble_problems(config)}
         if "max_batch_size" in self._reading.unread:
             batched = copy_of(config)
@@ -219,7 +219,7 @@ class _Check:
         noted: list[Problem] = []
         with log_as_problems(self._folder.name, self._folder.path, noted):
             versions = self._attempt(available_versions, self._folder, config)
-        # A version that is not there keeps the others from nothing; and where there is no other, the error says it.
+        # A version that is missing is a warning where others are served. Where there is no other, the error says it.
         self._found += [replace(one, is_warning=True) for one in noted if one.is_warning or versions]
         return versions or []
 

@@ -19,7 +19,7 @@ from stubserve.client.tensors import Shapes
 
 T = TypeVar("T")
 DEFAULT_LIMIT = 256 << 20
-# By which a balancer sends all requests of a sequence to one server (docs/deployment/several-servers.md)
+# A balancer sends all requests with the same value to one server (docs/deployment/several-servers.md)
 SEQUENCE_HEADER = "x-sequence-id"
 
 

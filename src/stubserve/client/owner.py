@@ -47,7 +47,7 @@ def _namespace() -> int:
 def _started(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; 0 if there is none; None if it is hidden from this user."""
     try:
-        # Its own name is in parentheses, and may have spaces and parentheses in it.
+        # The name of the process is in parentheses, and may have spaces and parentheses in it.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None if _exists(pid) else 0

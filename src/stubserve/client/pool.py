@@ -213,7 +213,7 @@ class BlockPool:
             self._drop(self._free.pop(0))
 
     def _drop(self, block: SharedBlock) -> None:
-        """Its memory goes when nobody here has it mapped, and the server has forgotten it."""
+        """Lets go of a block. The memory goes when nobody here has it mapped, and the server has forgotten it."""
         self._blocks.remove(block)
         self._nbytes -= block.nbytes
         if block.known:

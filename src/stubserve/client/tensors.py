@@ -63,7 +63,7 @@ def datatype_of(name: str, array: np.ndarray) -> str:
 
 
 def has_no_size(dtype: np.dtype[Any]) -> bool:
-    """Whether it is of strings, each of which has its own length."""
+    """Whether elements of this type are strings, each of which has its own length."""
     return dtype.kind in "OSU"
 
 

@@ -22,7 +22,7 @@ _FILES = ("1/model.py", CONFIG_FILE, "client.py", "test_model.py")
 _BACKEND_TEMPLATES = Path(__file__).parent / "new-backend"
 # In the package's folder; the others lie in the module's
 _OUTSIDE = ("pyproject.toml", "test_backend.py")
-# That of a Python module, and of a package, which may not end with a "_"
+# A name for a Python module, and for a package, which may not end with a "_"
 _BACKEND_NAME = re.compile(r"[a-z](?:[a-z0-9_]*[a-z0-9])?")
 _CLASS = b"class TritonPythonModel:\n"
 

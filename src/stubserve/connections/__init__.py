@@ -1,5 +1,5 @@
-"""What holds for the connections of all protocols: sockets, TLS, slow clients, limits, and long work on the event loop.
+"""What holds for the connections of all protocols: sockets, TLS, limits, and clients that are slow or idle.
 
-Slow clients hold memory only as long as nobody else needs it (`arrival`, `slow_clients`). Long work is done in steps or
-elsewhere (`inference.long_work`), so nobody waits for another client's large request.
+Messages on their way in (`arrival`) and out (`sent_memory`) are counted. Slow clients hold memory only as long as
+nobody else needs it (`slow_clients`).
 """

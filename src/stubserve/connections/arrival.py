@@ -196,7 +196,7 @@ class Content:
 
 
 class HeapArrival(Arrival):
-    """A message whose length is not known before its end: bytes in the heap, counted in its account."""
+    """A message of a length that is not known before its end: bytes in the heap, counted in its account."""
 
     __slots__ = ("_data", "_share")
 

@@ -33,11 +33,11 @@ class SentMemory:
         self._waiting: dict[int, tuple[weakref.ref[np.ndarray], Sequence[Block | HeapShare]]] = {}
 
     def wrap(self, piece: memoryview, blocks: Sequence[Block]) -> memoryview:
-        """The same bytes, in a view whose death drops one hold of each of `blocks` (taken here)."""
+        """The same bytes as a view. One hold of each of `blocks` is taken, and is dropped when the view dies."""
         return self._watched(piece, [block.hold() for block in blocks])
 
     def wrap_text(self, text: bytes, share: HeapShare) -> memoryview:
-        """The same bytes, in a view whose death drops `share`, in which they are counted."""
+        """The same bytes as a view. `share`, in which they are counted, is dropped when the view dies."""
         return self._watched(text, (share,))
 
     def _watched(self, piece: bytes | memoryview, held: Sequence[Block | HeapShare]) -> memoryview:
@@ -52,7 +52,7 @@ class SentMemory:
 
 
 def stored(store: Callable[[bytes], Block], text: bytes) -> bytes | memoryview:
-    """The same bytes in the arena, in a view whose death frees them. Raises ServeError (503)."""
+    """The same bytes in the arena, as a view. They are freed when the view dies. Raises ServeError (503)."""
     if not text:
         return text
     block = store(text)

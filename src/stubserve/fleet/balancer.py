@@ -79,7 +79,7 @@ class Balancer:
             worker = self._worker()
             self._process.send_signal(signal.SIGUSR2)
         else:
-            # Its worker ends with it.
+            # The worker of HAProxy ends with its master.
             command = [self._program, "-W", "-S", str(self._folder / "master.sock"), "-L", me, "-f", str(file)]
             self._process = child.start(command, signal.SIGKILL)
         deadline = time.monotonic() + _PATIENCE_S

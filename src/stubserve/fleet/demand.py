@@ -58,7 +58,7 @@ class Reading:
 
 
 def readings(metrics: str) -> dict[Which, tuple[Reading, Room]]:
-    """Those of models that have instances, from the text of the metrics port."""
+    """The readings of models that have instances, from the text of the metrics port."""
     values: dict[Which, dict[str, float]] = {}
     limits: dict[Which, list[float]] = {}
     for name, text, value in _SAMPLE.findall(metrics):

@@ -25,7 +25,8 @@ _GROUP_S = 120.0
 class Member:
     """A replica of a group of `models`, () for all. `id` is 32 random hexadecimal digits.
 
-    `leaving`: it gets only requests of the sequences that it has. So does one with an instance that cannot recover.
+    A replica that is `leaving`, or that has an instance that cannot recover, gets only requests of the sequences that
+    it has.
     """
 
     id: str
@@ -89,7 +90,7 @@ class Change:
 
     @property
     def of_model(self) -> bool:
-        """Whether it is a load or an unload."""
+        """Whether the change is a load or an unload."""
         return self.what.startswith("model ")
 
 

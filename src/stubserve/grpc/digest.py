@@ -1,4 +1,4 @@
-"""Rewrites large requests whose size is not in raw contents: in steps, as messages with raw contents.
+"""Rewrites large requests that have no raw contents: in steps, as messages with raw contents.
 
 Typed contents may be millions of elements, and a description millions of tiny parts. Protobuf's own parser would take
 them apart in one go, in which nothing else runs, and build an object for each. So a large message with a large

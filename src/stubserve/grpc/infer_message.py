@@ -23,7 +23,7 @@ from stubserve.inference.request import Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor
 
-# Of one tensor; numpy's arrays have at most 64.
+# The most dimensions of one tensor; numpy's arrays have at most 64.
 MAX_DIMS = 1024
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"

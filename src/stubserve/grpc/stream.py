@@ -124,7 +124,7 @@ class ModelStreamInfer(Handler):
             del self._under_way[call]
             position = call.position
         elif self._positions:
-            # Its model is not known; upstream keeps its position among the others.
+            # The model of the request is not known; upstream keeps the position among the others.
             position = Position()
             self._positions.append(position)
         self._pass_on(position, encode_stream_error(text, id, None, True), [])

@@ -99,7 +99,7 @@ class Fallback(AsgiProtocol):
 
 
 class LoggedApp:
-    """An app whose answers have lines in the access log. A client that goes before its answer begins has none."""
+    """Logs each answer of an app (`--access-log`). A client that goes before its answer begins has no line."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

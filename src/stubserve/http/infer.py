@@ -48,7 +48,10 @@ _FEW_DIGITS = 10
 
 
 class HttpInferCall(Call):
-    """One call: `start` raises ServeError, or `on_reply(reply)` follows. The reply's blocks live until it returns."""
+    """One call: `start` raises ServeError, or `on_reply(reply)` follows.
+
+    The blocks of the reply live until `on_reply` returns.
+    """
 
     __slots__ = ("_head", "_on_reply", "_server", "_start_ns", "peer", "reply_format")
 

@@ -18,7 +18,7 @@ Integer = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class InputParameters(Struct, forbid_unknown_fields=True, gc=False):
-    """Parameters of an input whose bytes follow the JSON."""
+    """Parameters of an input with bytes that follow the JSON."""
 
     binary_data_size: Size
 

@@ -61,12 +61,12 @@ _LENGTH_DIGITS = 18
 
 
 class KnownHeads:
-    """What the heads of inference requests have in common: a client sends the same lines again, but lengths and ids.
+    """The lines of heads that were seen before: a client sends the same ones again, except for lengths and ids.
 
-    Request lines are remembered with their routes, other lines with their meaning, and names whose value may be any.
-    The head that they make is that of `parse_head`, which a property test holds. If a line is unknown or may not stand
-    there, the parser reads the head. Lines that mean more than their field, such as `Transfer-Encoding`, are never
-    remembered; nor are more than 1,024 lines of a kind, or those of a head above a KiB.
+    Request lines are remembered with their routes, other lines with their meaning. Of some lines only the name is
+    remembered, and the value may be any. Known lines make the same head as `parse_head`; a property test compares both.
+    If a line is unknown or may not stand there, the parser reads the head. Lines that mean more than their field, such
+    as `Transfer-Encoding`, are never remembered. At most 1,024 lines of a kind are, and none of a head above a KiB.
     """
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""The words that all rooms share: request, response, tensor, call, statistics, admission, and long work."""
+"""What all packages share: request, response, tensor, call, statistics, trace, admission, and long work."""

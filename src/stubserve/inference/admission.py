@@ -119,7 +119,7 @@ def duplicate_output(id: str, name: str) -> ServeError:
 
 
 def size_mismatch(id: str, name: str, signature: Signature, expected: int, got: int) -> ServeError:
-    """The refusal of a tensor whose bytes do not fill its shape."""
+    """The refusal of a tensor with bytes that do not fill its shape."""
     return refusal(
         id,
         f"input byte size mismatch for input '{name}' for model '{signature.model}'. Expected {expected}, got {got}",
@@ -136,7 +136,7 @@ def admit_steps(request: Request, signature: Signature) -> LongWork[None]:
 
 
 def reshape_outputs(response: Response, signature: Signature) -> None:
-    """Gives outputs whose model-side shape differs by configuration the shape that clients expect.
+    """Gives outputs the shape that clients expect, where the configuration has the model use another one.
 
     An output that does not fit the configured reshape keeps its own shape: a model's result is not hidden.
     """

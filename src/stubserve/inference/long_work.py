@@ -140,7 +140,7 @@ class Offload:
                     await asyncio.wait([result])
             raise cancelled  # named, since a compiled coroutine has lost the exception after a wait
         finally:
-            # They know the exception of the function, which knows this frame.
+            # Both refer to the exception of the function, which refers to this frame.
             del acting, result
 
     async def _slice(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -27,14 +27,14 @@ OTHER_FAILURE = "other"
 class Response:
     """A model's answer to one request: outputs in the order the model gave them, or an error.
 
-    A decoupled model gives any number of them; the last one is `final`. An `empty` response is only upstream's final
-    flag.
+    A decoupled model gives any number of responses; the last one is `final`. An `empty` response is only upstream's
+    final flag.
 
-    No cache keeps a `transient` response. It comes from an ensemble whose members were not the ones that it was loaded
-    with, as for a moment while they are loaded again, or from a stub that was restarted on changed files.
+    No cache keeps a `transient` response. Such a response comes from an ensemble while members of it are loaded again,
+    or from a stub that was restarted on changed files.
 
-    An error may come with outputs: the response that a model which is not decoupled had sent before it failed. Clients
-    of streams get these outputs, all others the error.
+    An error may come with outputs, if a model that is not decoupled sends a response and then fails. Clients of streams
+    get these outputs, all others get the error.
     """
 
     __slots__ = ("empty", "error", "final", "outputs", "parameters", "transient")

@@ -62,7 +62,7 @@ class ServedModel(Protocol):
         """The model's unique key: the name, with the namespace in front if there is one."""
 
     def takes_over_from(self, former: ServedModel) -> None:
-        """It serves in the place of `former`, which finishes its requests: sequences that run there go on."""
+        """Begins to serve in the place of `former`, which finishes its requests: sequences that run there go on."""
 
     # Requests
 
@@ -143,7 +143,7 @@ class Waiter(Protocol):
     def name(self) -> str: ...
 
     def has(self, request: Request) -> bool:
-        """Whether it executes this request."""
+        """Whether the model executes this request."""
 
     def waits_for(self) -> Sequence[BlockingCall]:
         """The calls that this waiter cannot finish without; empty if it does not wait."""

@@ -112,7 +112,7 @@ def _written_with_extras(work: Work) -> list[WireRequest | None]:
             continue
         if more is not given:
             given = more
-            # Its outputs would be dropped.
+            # Outputs of an empty slot would be dropped.
             empty = write_request(Request([], requested_outputs=[]), more) if more else None
         written.append(empty)
     return written

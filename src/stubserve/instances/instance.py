@@ -175,7 +175,7 @@ class Instance:
         return self.stub.health.memory() if self.stub is not None else 0
 
     def facts(self) -> InstanceFacts:
-        """Its current facts. Reads the kernel's count of its memory, some 15 µs."""
+        """The facts at this moment. Reads the kernel's count of the stub's memory, which takes some 15 µs."""
         stub = self.stub
         error = self.why_not_ready()
         if stub is None:
@@ -194,7 +194,7 @@ class Instance:
         )
 
     def part(self) -> None:
-        """Goes on with its own sequences, and with batches of these, until `drain`; is not restarted."""
+        """Serves only the sequences that have begun here, until `drain`. A stub that dies is not started again."""
         self._wanted = False
         if self._restart is not None:
             self._restart.cancel()

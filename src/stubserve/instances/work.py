@@ -164,7 +164,7 @@ class StubWork:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has neither a batch nor an open request."""
+        """Whether the stub has neither a batch nor an open request."""
         return self._requests.is_empty
 
     @property
@@ -216,7 +216,7 @@ class StubWork:
         except BlockingIOError:
             return
         if self._theirs[layout.CANARY] != layout.CANARY_VALUE:
-            # Its answers cannot be trusted.
+            # The stub's answers cannot be trusted.
             self._break_off("its shared memory has been written over, the words that the server reads too;")
             return
         try:

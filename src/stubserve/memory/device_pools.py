@@ -57,7 +57,7 @@ class DevicePool:
         return all(index in self.chunks for index in self.chunks_of(offset, nbytes))
 
     def orphan(self) -> None:
-        """Its owner is gone."""
+        """The stub that made the pool is gone."""
         self.is_orphan = True
         self.close_if_done()
 

@@ -19,7 +19,7 @@ from stubserve_stub.wire.messages import pack
 
 from stubserve.errors import internal, invalid
 
-# Those of `stubserve_stub.device.clients`, which the server does not import
+# As in `stubserve_stub.device.clients`, which the server does not import
 WINDOW_BYTES = 4 << 20
 _OK = b"ok"
 _ENDED = "the process that had opened it has ended"
@@ -29,7 +29,7 @@ class DeviceRegion:
     """A region on a GPU (`memory.regions.Region`). Reading and writing block. It is closed with its last reference."""
 
     on_device = True
-    # It has no file.
+    # A region on a GPU has no file.
     descriptor, start = -1, 0
 
     def __init__(self, copier: Copier, name: str, number: int, device: int, nbytes: int) -> None:

@@ -30,7 +30,7 @@ _LEAST_BYTES = 64 << 10
 
 
 class StubGrant:
-    """The memory that one stub is granted and gives back, in its segment, whose accounts are `outputs`.
+    """The memory that one stub is granted and gives back, in its segment. `outputs` are the accounts of this segment.
 
     `send` sends the stub a control message. `read` takes the stub's own messages, which arrive on the descriptor
     `fileno`. `asked`: the stub has been asked for its spare memory, and has not answered.

@@ -74,7 +74,7 @@ def copy_of(config: ModelConfig) -> ModelConfig:
 
 
 def usable_gpus(backend: str, gpus: Gpus) -> Gpus:
-    """Those of `gpus` that models of this backend can run on: all, or none."""
+    """The GPUs of `gpus` that models of this backend can run on: all, or none."""
     return NO_GPUS if card_of(backend).devices == ON_CPUS else gpus
 
 

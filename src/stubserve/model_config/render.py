@@ -2,7 +2,7 @@
 
 The form is exactly upstream's, because clients and models index into it: fields by their .proto names in declaration
 order (a oneof's scalars last), every scalar, list and map even when empty, messages and oneof members only when set,
-enums by name, 64-bit integers as numbers. If upstream's own conversion forgets a field, so does this one
+enums by name, 64-bit integers as numbers. Fields that upstream's own conversion forgets are forgotten here, too
 (`_INT64_AS_TEXT`). There is one difference: upstream prints map entries in hash order, which changes from call to call;
 here they are sorted.
 """

@@ -104,7 +104,7 @@ class OutputQueue:
                 dropped, self._dropped = self._dropped, collections.Counter()
                 self._news.notify_all()
             if unwritten:
-                # Only after a successful write, so that this line does not cause the next.
+                # Reported only after a successful write, so that this line does not cause the next.
                 log.warning("%d lines of the log are missing here: %s", unwritten, self._why)
             for name, nbytes in dropped.items():
                 log.warning("%d bytes that %s wrote were dropped: the log is not read fast enough", nbytes, name)

@@ -1,1 +1,1 @@
-"""The places of models: folders on disk and in the cloud, their contents, and the registry of loaded models."""
+"""The places of models: folders on disk and in the cloud, their files, agents that may replace these, the registry."""

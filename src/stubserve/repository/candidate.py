@@ -68,7 +68,7 @@ class Candidate:
             shutil.rmtree(self.folder.path, ignore_errors=True)
 
     def is_same(self, served: Candidate) -> bool:
-        """Whether it equals the serving candidate: the same files, unchanged, and the same configuration."""
+        """Whether this candidate equals the serving one: the same files, unchanged, and the same configuration."""
         if served.asked is not None:
             return self.is_same(served.asked)
         return (

@@ -55,7 +55,7 @@ class ModelFolder:
     repository: Path
     namespace: str = ""
     held: object = field(default=None, compare=False)
-    # Whether it is served under another name than that of its folder and configuration
+    # Whether the model is served under another name than that of its folder and configuration
     renamed: bool = False
 
     @property

@@ -188,7 +188,7 @@ def create_cache(settings: CacheSettings, spare: Spare, store: Callable[[bytes |
     """The cache that the operator asks for. Raises ServeError UNSUPPORTED if a package is missing."""
     if settings.name == LOCAL:
         return ResponseCache(LocalStore(settings.local_bytes), None, spare, store, settings.coalesces)
-    # Here, so that a cache in memory does not load the one in Redis.
+    # Imported here, so that a cache in memory does not load the one in Redis.
     from stubserve.response_cache.redis_store import RedisStore
 
     return ResponseCache(None, RedisStore(settings.redis, MOST_ENTRY_BYTES), spare, store, settings.coalesces)

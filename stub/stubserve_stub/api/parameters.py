@@ -14,7 +14,7 @@ from stubserve_stub.api.arguments import INT64_MAX, INT64_MIN, as_text
 from stubserve_stub.api.exceptions import TritonModelException
 
 Parameters = Dict[str, Union[bool, int, float, str]]
-# Those that are only read
+# Parameters that are only read
 Given = Optional[Mapping[str, Any]]
 
 # Characters before which JSON wants a backslash, as the server's printer writes them.

@@ -87,7 +87,7 @@ class InferenceRequest:
     _options: RequestOptions
     _requested_output_names: bls.Names
     _inputs: List[Tensor]
-    # Of a request that a model made: its model, and the memory that it prefers, as `bls` has it
+    # The model that a request of a model asks, and the memory that it prefers, as `bls` has it
     _target: Optional[bls.Target]
     _preferred: Optional[int]
     # Of a received request: makes its sender; set from another thread; for its release

@@ -65,10 +65,10 @@ class InferenceResponseSender:
     _requested: Collection[str]
     # The request's inputs in the arena: offset and tensor of each
     _tensors: List[Tuple[int, Tensor]]
-    # Of its sequence's states; None without implicit state
+    # The update of the sequence's states; None without implicit state
     _update: Optional[StateUpdate]
     _cancelled: bool
-    # Of a backend that waits for something else than its client: what ends the wait
+    # What ends the wait of a backend that waits for something else than its client
     _on_cancel: Optional[Callable[[], None]]
     # Nothing more may be sent
     _closed: bool
@@ -82,7 +82,7 @@ class InferenceResponseSender:
     _group_bytes: int
     # Groups that may begin; None until the first one is used up
     _credit: Optional[threading.Semaphore]
-    # Of a model that is not decoupled: the response that waits for the final flag
+    # The response of a model that is not decoupled, while it waits for the final flag
     _kept: Optional[WireResponse]
 
     __slots__ = ("__weakref__", *__annotations__)
@@ -141,7 +141,7 @@ class InferenceResponseSender:
                 assert wire is not None
                 self._send_one(senders, wire, start)
             else:
-                # Its client gets a single response, once that is known to be final.
+                # The client gets a single response, once that is known to be final.
                 self._kept = wire
 
     def is_cancelled(self) -> bool:

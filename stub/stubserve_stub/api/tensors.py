@@ -89,15 +89,15 @@ class Tensor:
     _name: str
     _datatype: int
     _shape: Sequence[int]
-    # The memory as it came or, of BYTES, as it goes
+    # The memory as it came, or for BYTES as it goes
     _source: Source
-    # Of BYTES that a model has made, or that came one by one
+    # The elements of BYTES that a model has made, or that came one by one
     _elements: Optional[List[bytes]]
     # The memory as an array (BF16: of uint16), once it has been looked at
     _storage: Optional[Array]
     # What as_numpy() returns
     _array: Optional[Array]
-    # Whether it is a `DeviceTensor`
+    # Whether this is a `DeviceTensor`
     _on_device = False
 
     def __init__(self, name: str, array: Array, /) -> None:

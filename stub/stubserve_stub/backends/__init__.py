@@ -1,1 +1,1 @@
-"""What a stub can run: the interface (`base`), the backends by name (`find`), and each backend."""
+"""What a stub can run: the interface (`base`), the cards of all backends (`card`, `cards`), and each backend."""

@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, Mapping, Sequence, get_type_hints
 from stubserve_stub.backends.card import Card
 
 PYTHON = "python"
-# The folders of backends, in the order in which Triton tries their files; then those whose files Triton does not know
+# The folders of backends, in the order in which Triton tries their files; last those that Triton does not know
 BUILT_IN = (
     "tensorflow",
     "tensorrt",
@@ -36,7 +36,7 @@ log = logging.getLogger("stubserve.backends")
 
 
 def all_cards() -> Iterator[Card]:
-    """Those of the table, and then those of packages."""
+    """The cards of the table, and then the cards of packages."""
     yield from built_in().values()
     yield from installed().values()
 

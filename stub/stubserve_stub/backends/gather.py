@@ -235,7 +235,7 @@ def _among_zeros(memories: Sequence[Any], nbytes: int) -> Any:
 
 
 def staying(outputs: Collection[str]) -> Collection[str]:
-    """Those of a request's outputs that stay on the GPU, which it says of each if any of them may."""
+    """The outputs of a request that stay on the GPU. A request says of each output whether it stays, if any may."""
     return [name for name, stays in outputs.items() if stays] if isinstance(outputs, dict) else ()
 
 

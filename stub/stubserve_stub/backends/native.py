@@ -83,9 +83,9 @@ class NativeBackend(Backend):
     methods = ("execute",)
     # Whether `compute` may write to inputs that nobody else reads; if not, all inputs are read-only
     writes_inputs = True
-    # Whether inputs and outputs of `compute` may be states, which the stub keeps
+    # Whether the stub keeps states, which are inputs and outputs of `compute`
     keeps_states = False
-    # Whether they are, and the server keeps them (its card: `server_keeps_states`): they come and go with each request
+    # Whether states come and go with each request, because the server keeps them (`Card.server_keeps_states`)
     gets_states = False
     _states: Optional[States] = None
     # The `backends.on_gpu.Blocks` of an instance on a GPU: it is given what lies on GPUs as it is

@@ -23,7 +23,7 @@ from stubserve_stub.runtime.devices import DeviceMemory, Devices
 from stubserve_stub.runtime.outputs import RegionWriter
 from stubserve_stub.wire.arena import address_of
 
-# Of addresses that frameworks read, as cudaMalloc gives them
+# The alignment of addresses that frameworks read, as cudaMalloc gives them
 _ALIGNMENT = 256
 
 

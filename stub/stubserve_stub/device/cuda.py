@@ -111,7 +111,7 @@ class Device:
             raise self.driver.error(name, code, " on GPU {}".format(self.facts.number))
 
     def status(self, name: str, *arguments: Any) -> int:
-        """As `call`, for a function whose result is an answer."""
+        """As `call`, for a function that answers with its result."""
         self.driver.call("cuCtxPushCurrent", self.context)
         try:
             return self.driver.status(name, *arguments)

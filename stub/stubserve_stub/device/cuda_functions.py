@@ -163,7 +163,7 @@ class Functions:
             raise self.error(name, code)
 
     def status(self, name: str, *arguments: Any) -> int:
-        """Calls a function whose result is an answer and not only an error."""
+        """Calls a function that answers with its result, which is not only an error."""
         return self._functions[name](*arguments)
 
     def error(self, function: str, code: int, device: str = "") -> DriverError:

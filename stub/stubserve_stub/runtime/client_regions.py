@@ -59,7 +59,7 @@ class InputLoan:
 
 
 class MappedRegion:
-    """One region: `nbytes` from `start` on in the file behind a descriptor, which it closes."""
+    """One region: `nbytes` from `start` on in the file behind a descriptor, which the region closes."""
 
     def __init__(self, descriptor: int, start: int, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -78,7 +78,7 @@ class MappedRegion:
         return first < second + size and second < first + nbytes
 
     def lend(self, offset: int, nbytes: int) -> Tuple["np.ndarray[Any, Any]", InputLoan]:
-        """A part of it as private bytes. Raises RegionGone."""
+        """A part of the region as private bytes. Raises RegionGone."""
         self._check(offset, nbytes)
         loan = InputLoan(self._private(), self._kept, offset, nbytes)
         return np.asarray(loan), loan

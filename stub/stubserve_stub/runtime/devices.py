@@ -90,7 +90,7 @@ class DeviceMemory:
             self.gpu.device.synchronize()
 
     def copy_to_host(self, address: int) -> None:
-        """Copies it to an address of the host, and waits for the end."""
+        """Copies the memory to an address of the host, and waits for the end."""
         self.wait()
         if self.nbytes:
             self.gpu.copy_to_host(address, self.address, self.nbytes)

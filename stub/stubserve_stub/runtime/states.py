@@ -291,7 +291,7 @@ class StateUpdate:
         self.keep(answered, placer, partly=True)
 
     def end(self) -> None:
-        """Its request has been executed, well or not."""
+        """The request has been executed, well or not."""
         if self.last and self.sequence:
             self._states.over([self.sequence])
 

@@ -15,7 +15,7 @@ from stubserve_stub.wire import codes
 class ArenaFull(MemoryError):
     """There is no room; the text says why, and what to do. `nbytes` is what the limit lacks, 0 for other reasons."""
 
-    # Of a response that has this error
+    # The code of a response that has this error
     code = codes.UNAVAILABLE
 
     def __init__(self, text: str, nbytes: int = 0) -> None:

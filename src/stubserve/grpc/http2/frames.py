@@ -80,7 +80,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def data_head(length: int, stream: int) -> bytes:
-    """The head of a DATA frame whose payload follows."""
+    """The head of a DATA frame; the payload follows."""
     return HEAD.pack(length << 8, 0, stream)
 
 

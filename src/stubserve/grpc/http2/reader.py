@@ -33,7 +33,7 @@ _PRIORITY_BYTES = 5
 _SHORT = frozenset(
     (frames.PRIORITY, frames.RST_STREAM, frames.SETTINGS, frames.PUSH_PROMISE, frames.PING, frames.WINDOW_UPDATE)
 )
-# Those that contain one number
+# The frames that contain one number
 _NUMBERS = frozenset((frames.RST_STREAM, frames.WINDOW_UPDATE))
 # The connection's own window stops nobody (the streams' do): it is opened all the way, and again after so many bytes.
 _GRANT_BYTES = 1 << 28

@@ -141,7 +141,7 @@ class Asked(NamedTuple):
 
 
 def read_body(text: bytes, route: str) -> Asked:
-    """Reads a body. Raises ServeError (INVALID_ARG), whose path names the faulty member."""
+    """Reads a body. Raises ServeError (INVALID_ARG); the path of the error names the faulty member."""
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:

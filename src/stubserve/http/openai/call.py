@@ -184,7 +184,7 @@ class OpenAiCall(GenerateCall):
             lead.send(made)
 
     def send(self, events: list[bytes]) -> None:
-        """Of a call that leads: has events for the client."""
+        """Passes events on to the client. Only for a call that leads."""
         self._pending += events
         self._pending_bytes += sum(map(len, events))
         self.status = self.status or 200
@@ -192,7 +192,7 @@ class OpenAiCall(GenerateCall):
         self.news.set()
 
     def ended(self) -> None:
-        """Of a call that leads: one more part has ended."""
+        """One more part has ended. Only for a call that leads."""
         self._open -= 1
         if self._open:
             return
@@ -204,7 +204,7 @@ class OpenAiCall(GenerateCall):
         self._complete(200)
 
     def fail(self, error: ServeError) -> None:
-        """Of a call that leads: a part has failed, and with it the request."""
+        """A part has failed, and with it the request. Only for a call that leads."""
         self.failure = error
         if self._streamed and self.status:
             self.send([b"data: %b\n\n" % error_document(error)])
@@ -217,7 +217,7 @@ class OpenAiCall(GenerateCall):
         self.status = self.status or status
         self.complete = True
         if self._streamed:
-            # They refer to this call, which only the garbage collector could free otherwise.
+            # The parts refer to this call, which only the garbage collector could free otherwise.
             for part in self._others:
                 part._texts.drop()
             self._others.clear()

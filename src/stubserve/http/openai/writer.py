@@ -27,7 +27,7 @@ INPUT_TOKENS, OUTPUT_TOKENS = "num_input_tokens", "num_output_tokens"
 _TOLD = ("prompt_tokens", "completion_tokens", "total_tokens")
 # No request has more; and sums of such numbers fit into 64 bits, as JSON's writers have them.
 _MOST_TOKENS = (1 << 31) - 1
-# Bytes of text whose JSON is made in one step
+# The most bytes of text that become JSON in one step
 STEP = 16 * 1024
 
 

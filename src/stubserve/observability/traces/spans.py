@@ -77,7 +77,7 @@ class SpanExport(TraceQueue):
             process.stdin.flush()
             answer = process.stdout.readline()
         if not answer:
-            # Its pipes close before it can be waited for, and the next traces start another.
+            # The pipes of the process close before it can be waited for, and the next traces start another process.
             self._process = None
             process.kill()
             process.wait()

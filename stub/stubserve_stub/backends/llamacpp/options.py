@@ -46,7 +46,7 @@ def options_of(config: Mapping[str, Any]) -> Options:
     given = Parameters("llamacpp", config, {})
     names = sorted((*_NUMBERS, *_OTHERS))
     for name in config.get("parameters", {}):
-        # Those of the server are in capitals.
+        # Parameters of the server are in capitals.
         if name.islower() and name not in names:
             raise Refusal(f"{given.called(name)} is none of the llamacpp backend, which has {', '.join(names)}")
     pooling = given.text("pooling")

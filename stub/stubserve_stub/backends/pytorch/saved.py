@@ -65,7 +65,7 @@ def _argument(path: str, declared: Any) -> Argument:
 
 
 def _writes(method: Any) -> bool:
-    """Whether it changes its inputs, or its own state, where it may keep inputs."""
+    """Whether the method changes its inputs, or the state of its module, where it may keep inputs."""
     try:
         graph = method.inlined_graph
         aliases = graph.alias_db()

@@ -55,11 +55,11 @@ _READY_S = 5
 # The same cause is logged again after so long.
 _LOG_S = 10.0
 _START, _END = 1, 2
-# Of a configuration, what a caller of the model has to know
+# The fields of a configuration that a caller of the model has to know
 _OF_CALLERS = ("max_batch_size", "input", "output")
-# And of its tensors, what is the other server's own business
+# The fields of its tensors that concern the other server alone
 _OF_OTHERS = ("reshape", "label_filename")
-# Of an answer's parameters, what belongs to the connection
+# The parameters of an answer that belong to the connection
 _OWN = ("binary_data_size", "binary_data_output")
 # The parameter that counts through how many remote models a request has come, and the most
 _HOPS = "stubserve_hops"
@@ -174,7 +174,7 @@ class Remote:
         return rows * sum(map(elements_of, dims))
 
     def _response(self, request: InferenceRequest, reply: Reply) -> InferenceResponse:
-        """Its tensors lie in the body of the reply."""
+        """The response that a reply means. Tensors of the response lie in the body of the reply."""
         names = request.requested_output_names()
         wanted = {name: BY_CONFIG_NAME[self._outputs[name]["data_type"]] for name in names if name in self._outputs}
         elements = self._elements(request)

@@ -1,4 +1,4 @@
-"""To which machines a source's address may lead.
+"""The machines that a source's address may lead to.
 
 An address is a request that a client has the server make, perhaps to a machine that only the server can reach. So the
 decision is made about the number that is connected to, and not about the name: a name is resolved once, each number is

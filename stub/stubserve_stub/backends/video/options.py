@@ -76,7 +76,7 @@ def options_of(config: Mapping[str, Any]) -> VideoOptions:
     """Raises Refusal for parameters that mean nothing."""
     given = Parameters("video", config, {})
     for name in config.get("parameters", {}):
-        # Those of the server are in capitals.
+        # Parameters of the server are in capitals.
         if name.islower() and name not in NAMES:
             raise Refusal(f"{given.called(name)} is none of the video backend, which has {', '.join(sorted(NAMES))}")
     options = VideoOptions(

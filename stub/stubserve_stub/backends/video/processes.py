@@ -226,7 +226,7 @@ class _Starter:
                     elif number == self._line.fileno():
                         self._fork()
                     elif number in self._players:
-                        # Its process lives or has not been waited for, so the number is its own.
+                        # The process lives or has not been waited for, so the number is still its own.
                         self._poll.unregister(number)
                         os.kill(self._players[number][0], signal.SIGKILL)
         finally:

@@ -62,7 +62,7 @@ Given = Union[str, io.BytesIO]
 
 class Decoded(NamedTuple):
     frame: Any
-    # Its time stamp in seconds; when it had been read; how long that took
+    # The time stamp of the frame in seconds; when the frame had been read; how long that took
     time_s: float
     read_at: float
     read_s: float
