@@ -6,6 +6,7 @@ import asyncio
 import compileall
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from hypothesis import settings
 
 from stubserve.connections import open_connections, slow_clients
 from tests.clock import Clock
+from tests.http.arena import Memory
 
 ROOT = Path(__file__).parents[1]
 
@@ -53,6 +55,14 @@ def repository(tmp_path: Path) -> Path:
     folder = tmp_path / "models"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    """An arena, for a test that gives back all that it takes."""
+    found = Memory()
+    yield found
+    assert found.allocator.live_blocks == 0
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BYTES
@@ -15,13 +13,6 @@ from tests.http.arena import Memory
 
 UINT8 = 2
 TIMES = MOST_INLINE // INLINE_BYTES
-
-
-@pytest.fixture
-def memory() -> Iterator[Memory]:
-    found = Memory()
-    yield found
-    assert found.allocator.live_blocks == 0
 
 
 def is_inside(tensor: Tensor) -> bool:

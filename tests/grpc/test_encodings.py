@@ -7,12 +7,10 @@ times, unknown ones among them. Groups are the one kind of field that is refused
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 from unittest import mock
 
-import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -36,13 +34,6 @@ from tests.inference.models import io, signature
 
 VARINT, FIXED64, LENGTH, GROUP, END, FIXED32 = range(6)
 REFUSED = Malformed.status, Malformed.text
-
-
-@pytest.fixture
-def memory() -> Iterator[Memory]:
-    found = Memory()
-    yield found
-    assert found.allocator.live_blocks == 0
 
 
 def model() -> Signature:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -20,13 +19,6 @@ from stubserve.inference.signature import Signature
 from tests import outcomes
 from tests.http.arena import Memory
 from tests.inference.models import io, signature
-
-
-@pytest.fixture
-def memory() -> Iterator[Memory]:
-    found = Memory()
-    yield found
-    assert found.allocator.live_blocks == 0
 
 
 def model() -> Signature:

@@ -6,6 +6,10 @@ from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import Ledger
 
+from stubserve.api.placement import BodyPlacer, ReplyFormat, Store
+from stubserve.http.infer import decode
+from stubserve.inference.request import Request
+from stubserve.inference.signature import Signature
 from stubserve.memory.blocks import Block
 
 
@@ -21,3 +25,10 @@ class Memory:
         view = self.arena.view(offset, len(data))
         view[:] = data
         return Block(offset, len(data), view, lambda block: self.allocator.free(block.offset))
+
+
+def decoded(
+    body: bytes, json_length: int | None, model: Signature, store: Store, limit: int = 1 << 20
+) -> tuple[Request, ReplyFormat]:
+    """As `decode`, for a body that does not lie in the arena."""
+    return decode(body, json_length, model, BodyPlacer(body, None, 0, store), limit)

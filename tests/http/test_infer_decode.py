@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from stubserve.api.placement import ReplyFormat, Slot
+from stubserve.api.placement import BodyPlacer, ReplyFormat, Slot
 from stubserve.errors import ServeError
 from stubserve.http import infer_document
 from stubserve.http.infer import decode, parse_header_length
@@ -18,19 +17,12 @@ from stubserve.inference.admission import admit
 from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
-from tests.http.arena import Memory
+from tests.http.arena import Memory, decoded
 from tests.inference.models import echo, io, signature
 
 NOBODY = "[request id: <id_unknown>] "
 UINT = "attempt to access JSON non-unsigned-integer as unsigned-integer"
 LEAVE_OUT = object()
-
-
-@pytest.fixture
-def memory() -> Iterator[Memory]:
-    found = Memory()
-    yield found
-    assert found.allocator.live_blocks == 0
 
 
 @pytest.fixture
@@ -56,7 +48,7 @@ def read(
 ) -> tuple[Request, ReplyFormat]:
     """Decodes a body that does not lie in the arena; `tail` is what follows the JSON."""
     store = (memory or Memory()).store
-    return decode(header + tail, len(header) if tail else None, model, None, 0, store, limit)
+    return decoded(header + tail, len(header) if tail else None, model, store, limit)
 
 
 def admitted(model: Signature, header: bytes, tail: bytes = b"") -> Request:
@@ -128,7 +120,7 @@ def test_json_over_the_limit(model: Signature) -> None:
 
 def test_json_shorter_than_announced(model: Signature) -> None:
     with pytest.raises(ServeError, match=r"^unexpected size for request JSON, expecting 8 more bytes$"):
-        decode(b"{}", 10, model, None, 0, Memory().store)
+        decoded(b"{}", 10, model, Memory().store)
 
 
 # Parameters
@@ -327,7 +319,8 @@ def test_large_tensors_stay_in_the_body(memory: Memory) -> None:
     )
     whole = header + bytes(range(200)) * 45 + b"small"
     block = memory.store(b"#" * 10 + whole)
-    request, _ = decode(block.view[10:], len(header), model, block, block.offset + 10, memory.store)
+    placer = BodyPlacer(block.view[10:], block, block.offset + 10, memory.store)
+    request, _ = decode(block.view[10:], len(header), model, placer)
     block.drop()
     large, small = request.inputs
     assert (large.data, large.offset, large.nbytes) == (None, block.offset + 10 + len(header), 9000)
@@ -598,7 +591,7 @@ def test_reshaped_inputs() -> None:
 
 
 def raw(model: Signature, data: bytes, limit: int = 1 << 20) -> tuple[Request, ReplyFormat]:
-    return decode(data, 0, model, None, 0, Memory().store, limit)
+    return decoded(data, 0, model, Memory().store, limit)
 
 
 def test_raw(model: Signature) -> None:

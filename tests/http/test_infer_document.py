@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -15,22 +14,14 @@ from hypothesis import strategies as st
 from stubserve_stub.wire import strings as wire_strings
 
 from stubserve.http import infer, infer_document, infer_structs
-from stubserve.http.infer import decode
 from stubserve.inference.signature import Signature
 from tests import outcomes
-from tests.http.arena import Memory
+from tests.http.arena import Memory, decoded
 from tests.inference.models import echo, io, signature
 
 NUMBER_TYPES = ["UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"]
 TYPES = [*NUMBER_TYPES, "BOOL", "BYTES", "FP16", "BF16"]
 LIMIT = 1 << 14
-
-
-@pytest.fixture
-def memory() -> Iterator[Memory]:
-    found = Memory()
-    yield found
-    assert found.allocator.live_blocks == 0
 
 
 def echo_of(kind: str) -> Signature:
@@ -39,7 +30,7 @@ def echo_of(kind: str) -> Signature:
 
 def outcome(model: Signature, text: bytes, tail: bytes, memory: Memory) -> Any:
     json_length = len(text) if tail else None
-    return outcomes.outcome(lambda: decode(text + tail, json_length, model, None, 0, memory.store, LIMIT), model)
+    return outcomes.outcome(lambda: decoded(text + tail, json_length, model, memory.store, LIMIT), model)
 
 
 def same(model: Signature, text: bytes, memory: Memory, tail: bytes = b"") -> Any:
@@ -445,7 +436,7 @@ def test_no_memory_for_the_second_input(memory: Memory) -> None:
         return stored[0]
 
     with pytest.raises(MemoryError):
-        decode(text, None, model, None, 0, store)
+        decoded(text, None, model, store)
     assert len(stored) == 1
 
 

@@ -15,10 +15,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
 
 from stubserve.api.inference_server import InferenceServer
-from stubserve.api.placement import BodyPlacer, ReplyFormat, Store
+from stubserve.api.placement import BodyPlacer, ReplyFormat
 from stubserve.connections.arrival import Content
 from stubserve.connections.sent_memory import stored
 from stubserve.errors import ServeError, invalid, unsupported
@@ -39,9 +38,6 @@ from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import drop_blocks
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES, HeapShare
-
-if TYPE_CHECKING:
-    from stubserve.memory.client_regions import ClientRegions
 
 _LEADING_INTEGER = re.compile(rb"[ \t\r\n\v\f]*([+-]?[0-9]+)").match
 _FEW_DIGITS = 10
@@ -102,17 +98,8 @@ class HttpInferCall(Call):
                 return
             if text_size > FREE_BYTES:
                 self.share()
-            request, self.reply_format = decode(
-                body,
-                json_length,
-                signature,
-                block,
-                offset,
-                server.store,
-                server.max_input_size,
-                server.regions,
-                ODD_BYTES,
-            )
+            placer = BodyPlacer(body, block, offset, server.store, server.regions)
+            request, self.reply_format = decode(body, json_length, signature, placer, server.max_input_size, ODD_BYTES)
             if server.http_forwarding is not None:
                 request = server.http_forwarding.forward(request, head.headers)
         except OddJson:
@@ -157,27 +144,17 @@ class HttpInferCall(Call):
         text_size = len(body) if json_length is None else json_length
         if text_size > FREE_BYTES:
             self.share()
-        takes_long = LARGE_BYTES < text_size <= server.max_input_size
+        most = server.max_input_size
+        placer = BodyPlacer(body, block, offset, server.store, server.regions)
+        takes_long = LARGE_BYTES < text_size <= most
         if not takes_long:
             try:
-                request, self.reply_format = decode(
-                    body,
-                    json_length,
-                    signature,
-                    block,
-                    offset,
-                    server.store,
-                    server.max_input_size,
-                    server.regions,
-                    ODD_BYTES,
-                )
+                request, self.reply_format = decode(body, json_length, signature, placer, most, ODD_BYTES)
             except OddJson:
                 takes_long = True
         if takes_long:
-            placer = BodyPlacer(body, block, offset, server.store, server.regions)
             text = memoryview(body)[:text_size]
-            reading = server.large_json.read_infer(text, signature, placer, server.max_input_size, block)
-            request, self.reply_format = yield reading
+            request, self.reply_format = yield server.large_json.read_infer(text, signature, placer, most, block)
         try:
             if self._head.infer is not None:
                 self.model = server.find_model(*self._head.infer)  # the model may have been loaded anew meanwhile
@@ -229,26 +206,20 @@ def decode(
     body: bytes | memoryview,
     json_length: int | None,
     signature: Signature,
-    block: Block | None,
-    body_offset: int,
-    store: Store,
+    placer: BodyPlacer,
     max_input_size: int = DEFAULT_MAX_INPUT_SIZE,
-    regions: ClientRegions | None = None,
     most_odd: float = inf,
 ) -> tuple[Request, ReplyFormat]:
     """Reads one inference request, and the form that its reply is to have.
 
     Raises ServeError; OddJson as `parse_json`, for more than `most_odd` bytes.
 
-    `body` is the whole, decompressed body. Its first `json_length` bytes are JSON (None: all of it; 0: raw mode). With
-    `block`, the body lies in it at arena offset `body_offset`, and binary tensors stay there. Without, `store` puts
-    tensors that are too large for a message into the arena, in a block that then belongs to the tensor.
-    `max_input_size` (bytes) bounds JSON and the values made of it, and raw bodies, but not binary tensors. `regions`
-    are clients' shared memory, None where that may not be used.
+    `body` is the whole, decompressed body, and `placer` is for it. Its first `json_length` bytes are JSON (None: all of
+    it; 0: raw mode). `max_input_size` (bytes) bounds JSON and the values made of it, and raw bodies, but not binary
+    tensors.
     """
     size = len(body)
     end = size if json_length is None else json_length
-    placer = BodyPlacer(body, block, body_offset, store, regions)
     try:
         if not end:
             return decode_raw(body, signature, placer, max_input_size)

@@ -12,6 +12,7 @@ from unittest import mock
 
 import msgspec
 
+from stubserve.api.placement import BodyPlacer
 from stubserve.http import infer_structs
 from stubserve.http.infer import decode
 from stubserve.inference.admission import admit
@@ -48,7 +49,8 @@ def _read(body: bytes, json_length: int | None, known: Signature) -> Any:
     memory = Memory()
 
     def read() -> Any:
-        request, reply_format = decode(body, json_length, known, None, 0, memory.store, MAX_INPUT_SIZE)
+        placer = BodyPlacer(body, None, 0, memory.store)
+        request, reply_format = decode(body, json_length, known, placer, MAX_INPUT_SIZE)
         try:
             admit(request, known)
             return described(request), reply_format
