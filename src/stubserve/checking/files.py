@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def config_problems(card: Card, config: Any) -> Iterator[tuple[str, bool]]:
     """
     if card.checks_config:
         try:
-            options = _function(card.checks_config)(to_json_dict(config))
+            options = pkgutil.resolve_name(card.checks_config)(to_json_dict(config))
             for remark in getattr(options, "remarks", ()):
                 yield str(remark), True
         except Refusal as refusal:
@@ -38,7 +38,8 @@ def file_problems(card: Card, config: Any, version_dir: Path) -> Iterator[FilePr
     """What is wrong with the files of a version, as far as they and the configuration show it."""
     if card.checks_files:
         try:
-            for file, text, is_warning in _function(card.checks_files)(to_json_dict(config), str(version_dir)):
+            check = pkgutil.resolve_name(card.checks_files)
+            for file, text, is_warning in check(to_json_dict(config), str(version_dir)):
                 yield FileProblem(str(file), str(text), bool(is_warning))
         except Exception as error:
             yield FileProblem(str(version_dir), _broken(card, card.checks_files, error), is_warning=True)
@@ -47,8 +48,3 @@ def file_problems(card: Card, config: Any, version_dir: Path) -> Iterator[FilePr
 def _broken(card: Card, place: str, error: Exception) -> str:
     """A check of a package may be wrong itself, and the other models are checked nevertheless."""
     return f"the check {place} of the backend '{card.name}' has failed: {type(error).__name__}: {error}"
-
-
-def _function(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)

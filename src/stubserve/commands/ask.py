@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import numpy as np
 from stubserve_stub.wire import strings
-from stubserve_stub.wire.datatypes import BY_NAME
+from stubserve_stub.wire.datatypes import BY_NAME, shape_text
 
 from stubserve.commands.question import (
     DEFAULT_URL,
@@ -28,7 +28,6 @@ from stubserve.commands.question import (
     command_line,
     inputs_of,
     read,
-    shown,
 )
 
 # Longer arrays and texts are shown without their middle: elements, characters
@@ -155,7 +154,7 @@ def _ask(server: _Server, options: argparse.Namespace) -> None:
         return
     for name, datatype, array in arrays:
         text = _text(array)
-        print(f"{name} {datatype} {shown(array.shape)}:", text, sep="\n" if "\n" in text else " ")
+        print(f"{name} {datatype} {shape_text(array.shape)}:", text, sep="\n" if "\n" in text else " ")
 
 
 def _unknown(server: _Server, model: str) -> NoAnswer | None:
@@ -182,7 +181,7 @@ def _describe(metadata: dict[str, Any], config: dict[str, Any], inputs: list[Mod
         print(f"  {wanted}")
     print("and gives")
     for one in metadata.get("outputs", ()):
-        print(f"  {one['name']} ({one['datatype']} {shown(one['shape'])})")
+        print(f"  {one['name']} ({one['datatype']} {shape_text(one['shape'])})")
     if int(config.get("max_batch_size", 0)) > 0:
         print(f"The first dimension counts rows, {config['max_batch_size']} at most; a single row needs none.")
     print(f"\n{command_line(metadata['name'], inputs, url or '')}")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from stubserve_stub.wire import strings
-from stubserve_stub.wire.datatypes import BY_NAME
+from stubserve_stub.wire.datatypes import BY_NAME, shape_text
 
 # The most elements in an example's value; the length of a dimension that may have any
 _EXAMPLE_ELEMENTS = 12
@@ -37,7 +37,7 @@ class ModelInput(NamedTuple):
 
     def __str__(self) -> str:
         optional = ", optional" if self.optional else ""
-        return f"{self.name} ({self.datatype} {shown(self.shape)}{optional})"
+        return f"{self.name} ({self.datatype} {shape_text(self.shape)}{optional})"
 
 
 class InputTensor(NamedTuple):
@@ -56,10 +56,6 @@ class InputTensor(NamedTuple):
             return upper
         data: bytes = self.array.tobytes()
         return data
-
-
-def shown(shape: Sequence[int]) -> str:
-    return f"[{','.join(map(str, shape))}]"
 
 
 def inputs_of(metadata: dict[str, Any], config: dict[str, Any]) -> list[ModelInput]:
@@ -242,13 +238,13 @@ def _in_shape(wanted: ModelInput, array: Any) -> Any:
         want in (-1, size) for want, size in zip(wanted.shape, array.shape, strict=True)
     )
     if not fits:
-        raise _wrong(wanted, f"its shape is {shown(given)}")
+        raise _wrong(wanted, f"its shape is {shape_text(given)}")
     return array
 
 
 def _wrong(wanted: ModelInput, why: str) -> WrongInput:
     rows = ", of which the first may be left out" if wanted.batched and len(wanted.shape) > 1 else ""
-    return WrongInput(f"input '{wanted.name}' is {wanted.datatype} of shape {shown(wanted.shape)}{rows}: {why}")
+    return WrongInput(f"input '{wanted.name}' is {wanted.datatype} of shape {shape_text(wanted.shape)}{rows}: {why}")
 
 
 def _short(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from stubserve_stub.wire import strings
-from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, BYTES
+from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, BYTES, name_of
 
 from stubserve.errors import ServeError, invalid
 from stubserve.grpc.transport import Keep
@@ -73,7 +73,7 @@ def read(contents: Any, name: str, datatype: int, model: str) -> bytes:
             raise _unexpected(name, model, ", binary data was already supplied.")
         if datatype not in served:
             raise _unexpected(
-                name, model, f" of type '{BY_NUMBER[served[0]].name}', expected datatype '{_name(datatype)}'"
+                name, model, f" of type '{BY_NUMBER[served[0]].name}', expected datatype '{name_of(datatype)}'"
             )
         found = strings.join(list(elements)) if datatype == BYTES else _numbers(contents, member, datatype)
     return found
@@ -220,7 +220,3 @@ def _varints(data: np.ndarray) -> np.ndarray:
 
 def _unexpected(name: str, model: str, why: str) -> ServeError:
     return invalid(f"unexpected explicit tensor data for input tensor '{name}' for model '{model}'{why}")
-
-
-def _name(datatype: int) -> str:
-    return BY_NUMBER[datatype].name if datatype in BY_NUMBER else "<invalid>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER
+from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER, shape_text
 from stubserve_stub.wire.options import NO_OPTIONS
 
 from stubserve.api.placement import IN_REGION, INVALID_DATATYPE, Placer, ReplyFormat, Slot, regions_of
@@ -52,7 +52,7 @@ def decode_json(
         shape = tuple([as_uint(size, "shape") for size in as_array(find(item, "shape"), "shape")])
         if any(size > _MAX_ELEMENTS for size in shape):
             raise invalid(
-                f"invalid shape for input '{name}': shape {_dims(shape)} contains one or more invalid dimensions"
+                f"invalid shape for input '{name}': shape {shape_text(shape)} contains one or more invalid dimensions"
             )
         if name in names:
             raise duplicate_input(id, name)
@@ -116,7 +116,7 @@ def _json_tensor(name: str, named: str, datatype: int, shape: tuple[int, ...], d
         # Stop here: the product of a long shape can take minutes to compute.
         if elements > _MAX_ELEMENTS:
             raise invalid(
-                f"invalid shape for input '{name}': shape {_dims(shape)} causes total element count to exceed "
+                f"invalid shape for input '{name}': shape {shape_text(shape)} causes total element count to exceed "
                 f"maximum size of {_MAX_ELEMENTS}"
             )
     if not elements or not shape:
@@ -172,7 +172,3 @@ def _read_outputs(id: str, outputs: Any, placer: Placer) -> dict[str, Slot] | No
         else:
             slots[name] = Slot(as_binary, IN_REGION, placer.output_in_region(*region))
     return slots or None
-
-
-def _dims(shape: tuple[int, ...]) -> str:
-    return f"[{','.join(map(str, shape))}]"

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 
 from stubserve_stub.wire import strings
-from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
+from stubserve_stub.wire.datatypes import BYTES, name_of, shape_text
 
 from stubserve.errors import ServeError, invalid
 from stubserve.inference.long_work import LongWork
@@ -211,8 +211,8 @@ def _model_shape(
     """The shape in which the model sees the input; None if the input came in that shape."""
     if tensor.datatype != known.datatype:
         raise request.refuse(
-            f"inference input '{tensor.name}' data-type is '{_datatype_name(tensor.datatype)}', "
-            f"but model '{signature.model}' expects '{_datatype_name(known.datatype)}'",
+            f"inference input '{tensor.name}' data-type is '{name_of(tensor.datatype)}', "
+            f"but model '{signature.model}' expects '{name_of(known.datatype)}'",
         )
     shape = tensor.shape
     batched = 1 if signature.max_batch_size else 0
@@ -222,7 +222,7 @@ def _model_shape(
         expected = (-1, *known.dims) if batched else known.dims
         raise request.refuse(
             f"unexpected shape for input '{tensor.name}' for model '{signature.model}'. "
-            f"Expected {_dims(expected)}, got {_dims(shape)}. {_BATCH_NOTE if batched else ''}",
+            f"Expected {shape_text(expected)}, got {shape_text(shape)}. {_BATCH_NOTE if batched else ''}",
         )
     if known.reshape is None:
         return None
@@ -232,7 +232,7 @@ def _model_shape(
 def _unspecified(request: Request, tensor: Tensor, signature: Signature) -> ServeError:
     return request.refuse(
         f"All input dimensions should be specified for input '{tensor.name}' for model '{signature.model}', "
-        f"got {_dims(tensor.shape)}",
+        f"got {shape_text(tensor.shape)}",
     )
 
 
@@ -265,7 +265,7 @@ def _check_correlation_id(request: Request, signature: Signature, control: str, 
     if is_string != (datatype == BYTES):
         raise request.refuse(
             f"sequence batching control '{control}' data-type is '{'BYTES' if is_string else 'UINT64'}', "
-            f"but model '{signature.model}' expects '{_datatype_name(datatype)}'",
+            f"but model '{signature.model}' expects '{name_of(datatype)}'",
         )
 
 
@@ -281,13 +281,5 @@ def _carry_over(shape: Sequence[int], source: Sequence[int], target: Sequence[in
     return [next(variable) if dim == -1 else dim for dim in target]
 
 
-def _datatype_name(number: int) -> str:
-    return BY_NUMBER[number].name if number in BY_NUMBER else "<invalid>"
-
-
 def _quoted(names: Iterable[str]) -> str:
     return ",".join(f"'{name}'" for name in names)
-
-
-def _dims(shape: Iterable[int]) -> str:
-    return f"[{','.join(map(str, shape))}]"

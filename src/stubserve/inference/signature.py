@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, Protocol
 
 from stubserve_stub.backends.cards import card_of
-from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES
+from stubserve_stub.wire.datatypes import BY_NUMBER, BYTES, name_of
 
 CORRELATION_ID_CONTROL = "CONTROL_SEQUENCE_CORRID"
 _FORCE_CPU = "FORCE_CPU_ONLY_INPUT_TENSORS"
@@ -43,8 +43,7 @@ class TensorSignature:
         self.elements = None if -1 in self.dims else prod(self.dims)
 
     def __repr__(self) -> str:
-        kind = BY_NUMBER[self.datatype].name if self.datatype in BY_NUMBER else "<invalid>"
-        return f"<TensorSignature {self.name!r} {kind} {list(self.dims)}>"
+        return f"<TensorSignature {self.name!r} {name_of(self.datatype)} {list(self.dims)}>"
 
 
 class Accepts(Protocol):

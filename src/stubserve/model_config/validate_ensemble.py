@@ -20,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from stubserve_stub.wire.datatypes import shape_text
+
 from stubserve.errors import ServeError, invalid, within
 from stubserve.model_config.proto import ENSEMBLE_PLATFORM, ModelConfig, model_config_pb2
 
@@ -244,8 +246,6 @@ def _disagreement(
             f"from model {new.model}"
         )
     elif not _fits(old.dims, new.dims) and not _fits(old.whole, new.whole):
-        from stubserve_stub.backends.loading import shape_text
-
         yield invalid(
             f"{where}inconsistent shape: {shape_text(old.whole)} is inferred from model {old.model} while "
             f"{shape_text(new.whole)} is inferred from model {new.model}"

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from stubserve_stub.runtime.failure import Refusal
-from stubserve_stub.wire.datatypes import BY_NUMBER
+from stubserve_stub.wire.datatypes import BY_NUMBER, shape_text
 
 if TYPE_CHECKING:
     # The server needs nothing of a stub's process when it looks at a file.
@@ -102,11 +102,6 @@ def _compare_dims(model: str, name: str, own: Sequence[int], dims: Sequence[int]
             f"shape, making complete shape {shape_text(whole)})"
         )
     raise Refusal(f"{where}{expects}(shape {shape_text(whole)})")
-
-
-def shape_text(dims: Sequence[int]) -> str:
-    """Dimensions as upstream prints them."""
-    return f"[{','.join(map(str, dims))}]"
 
 
 _BY_VALUES = {"int32_false_true": "TYPE_INT32", "fp32_false_true": "TYPE_FP32", "bool_false_true": "TYPE_BOOL"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Optional, Sequence
+from typing import Dict, Iterable, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -45,6 +45,16 @@ BYTES = 13
 BF16 = 14
 FP16 = 10
 BOOL = 1
+
+
+def name_of(datatype: int) -> str:
+    """The name of a type by its number, as upstream prints it for a number that means none."""
+    return BY_NUMBER[datatype].name if datatype in BY_NUMBER else "<invalid>"
+
+
+def shape_text(dims: Iterable[int]) -> str:
+    """Dimensions as upstream prints them."""
+    return f"[{','.join(map(str, dims))}]"
 
 
 def elements_of(shape: Sequence[int]) -> int:

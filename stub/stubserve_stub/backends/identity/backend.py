@@ -14,11 +14,11 @@ import time
 from typing import Any, Dict, List, Sequence, Tuple
 
 from stubserve_stub.backends.base import InstanceSetup
-from stubserve_stub.backends.loading import dims_of, shape_text
+from stubserve_stub.backends.loading import dims_of
 from stubserve_stub.backends.native import InputView, NativeBackend, NativeOutput, NativeRequest, NativeResponse
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, nbytes_of
+from stubserve_stub.wire.datatypes import BY_CONFIG_NAME, nbytes_of, shape_text
 
 _INPUT, _OUTPUT = "INPUT", "OUTPUT"
 

@@ -17,7 +17,7 @@ from stubserve_stub.backends.contract import Contract, needs_completion, validat
 from stubserve_stub.backends.loading import TensorInfo, dims_of, import_package
 from stubserve_stub.backends.onnxruntime import file as onnx_file
 from stubserve_stub.backends.onnxruntime.card import CARDS
-from stubserve_stub.backends.onnxruntime.file import CutOff, fields
+from stubserve_stub.backends.onnxruntime.file import CutOff, fields, text_of
 from stubserve_stub.backends.onnxruntime.gpu import PROVIDERS
 from stubserve_stub.backends.onnxruntime.session import OnnxOptions, find_file, options_of
 from stubserve_stub.runtime.failure import Refusal
@@ -63,9 +63,9 @@ def _contract(model: memoryview, config: Mapping[str, Any]) -> Contract:
     for number, value in fields(graph):
         if number in (_GRAPH_INPUT, _GRAPH_OUTPUT):
             entry = dict(fields(value))
-            (given if number == _GRAPH_INPUT else made)[_text(entry[_VALUE_NAME])] = bytes(entry[_VALUE_TYPE])
+            (given if number == _GRAPH_INPUT else made)[text_of(entry[_VALUE_NAME])] = bytes(entry[_VALUE_TYPE])
         elif number == _GRAPH_INITIALIZER:
-            weights.update(_text(name) for field, name in fields(value) if field == _INITIALIZER_NAME)
+            weights.update(text_of(name) for field, name in fields(value) if field == _INITIALIZER_NAME)
     replaceable = parts.get(_MODEL_IR_VERSION, 0) >= _REPLACEABLE_FROM
     batches = bool(config.get("max_batch_size"))
     dims = {one["name"]: [-1, *dims_of(one)] if batches else list(dims_of(one)) for one in config["output"]}
@@ -92,10 +92,6 @@ def _info(name: str, kind: bytes, expected: Optional[List[int]] = None) -> Tenso
         if expected is not None and len(expected) == len(found):
             found = [own if own != -1 else other for own, other in zip(found, expected)]
     return TensorInfo(name, BY_NAME[_ELEMENTS[parts[_TENSOR_ELEMENT]]].number, found)
-
-
-def _text(value: Any) -> str:
-    return bytes(value).decode("utf-8", "backslashreplace")
 
 
 # Only the environment of a model knows what is installed in it.

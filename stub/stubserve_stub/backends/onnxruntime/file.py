@@ -85,7 +85,7 @@ def _read_model(path: str, view: memoryview) -> OnnxFile:
                 ir_version = value
             elif number == _OPSET_IMPORT and isinstance(value, memoryview):
                 entry = dict(fields(value))
-                opsets[_text(entry.get(1, b""))] = int(entry.get(2, 0))
+                opsets[text_of(entry.get(1, b""))] = int(entry.get(2, 0))
             elif number in _INSIDE[_MODEL] and isinstance(value, memoryview):
                 _collect(_INSIDE[_MODEL][number], value, external)
     except (CutOff, ValueError, TypeError):
@@ -107,7 +107,7 @@ def _collect(kind: int, message: memoryview, external: Set[str]) -> None:
             if number == _EXTERNAL_DATA and isinstance(value, memoryview):
                 entry = dict(fields(value))
                 if bytes(entry.get(1, b"")) == b"location":
-                    external.add(_text(entry.get(2, b"")))
+                    external.add(text_of(entry.get(2, b"")))
         return
     inside = _INSIDE[kind]
     for number, value in fields(message):
@@ -155,5 +155,5 @@ def _varint(message: memoryview, at: int) -> Tuple[int, int]:
         raise CutOff from None
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     return bytes(value).decode("utf-8", "backslashreplace")

@@ -28,9 +28,9 @@ from stubserve_stub.api.requests import InferenceRequest, get_input_tensor_by_na
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.backends.loading import shape_text
 from stubserve_stub.backends.python.streaming import Answers, StreamingBackend, StreamingModel, is_cancelled
 from stubserve_stub.runtime.failure import Refusal
+from stubserve_stub.wire.datatypes import shape_text
 
 
 class _Repeat(StreamingModel):

@@ -14,10 +14,10 @@ import os
 from typing import Any, Callable, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from stubserve_stub.backends.contract import Contract
-from stubserve_stub.backends.loading import HEAD_BYTES, TensorInfo, resemblance, shape_text
+from stubserve_stub.backends.loading import HEAD_BYTES, TensorInfo, resemblance
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.datatypes import BY_NAME
+from stubserve_stub.wire.datatypes import BY_NAME, shape_text
 
 DEFAULT_FILE = "model.plan"
 
