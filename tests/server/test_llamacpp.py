@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.examples import REPOSITORY, ROOT, fetch
+from tests.examples import REPOSITORY, fetch
 from tests.real_server import PATIENCE_S, Serving, eventually, refused
+from tools.bench import chats, servers
+from tools.bench.chats import SmolLM2
+from tools.bench.workloads import Subject
 
 pytestmark = pytest.mark.long
 pytest.importorskip("xllamacpp", reason="`make test-long` installs it")
@@ -166,8 +168,11 @@ def test_a_file_that_cannot_be_loaded(tmp_path: Path) -> None:
     server.wait_for(r"(?i)failed to (load|read)")
 
 
-def test_the_tool_that_compares_it_with_the_engines_own_server() -> None:
-    least = ["--rounds", "1", "--seconds", "1", "--clients", "1"]
-    ran = subprocess.run([sys.executable, "-m", "tools.tokens", *least], cwd=ROOT, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert [row.split(" | ")[1] for row in ran.stdout.splitlines()[2:]] == ["engine's server", "stubserve"]
+def test_the_row_of_the_bench_that_compares_it_with_the_engines_own_server(tmp_path: Path) -> None:
+    fetch()
+    program = servers.stubserve(Path(sys.executable))
+    subject = Subject(program, servers.Server(program, tmp_path, tmp_path / "log"), tmp_path)
+    with subject.stack:
+        figures = SmolLM2(1, 16).measure(subject, 0)
+    assert figures[chats.TOKENS] > 0
+    assert figures[chats.ENGINES[chats.TOKENS]] > 0

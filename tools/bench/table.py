@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from . import costs, onnx_loads, options, sequence_loads, shared_memory, text_loads, torch_loads, varied_loads, wrk
+from . import (
+    chats,
+    costs,
+    onnx_loads,
+    options,
+    sequence_loads,
+    shared_memory,
+    text_loads,
+    torch_loads,
+    varied_loads,
+    wrk,
+)
 from .payloads import Form
 from .pipelines import PipelineLoad, StepCost
 from .scrapes import Scrapes
@@ -44,6 +55,7 @@ def all_workloads(installed: bool = True) -> list[Workload]:
         GrpcLoad("16 floats", 16, 16),
         GrpcLoad("4 MiB", 1 << 20, 1),
         GrpcLoad("4 MiB", 1 << 20, 4),
+        *chats.all_loads(installed),
         *shared_memory.all_loads(),
         *(options.all_loads() if there(wrk.available()) else []),
         *costs.all_loads(installed),

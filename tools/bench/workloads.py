@@ -57,10 +57,16 @@ class Subject:
     stack: ExitStack = field(default_factory=ExitStack)
     beside: dict[str, Server] = field(default_factory=dict)
 
-    def serving(self, repository: str, write: Callable[[Path], None], flags: Sequence[str] = ()) -> Server:
+    def serving(
+        self,
+        repository: str,
+        write: Callable[[Path], None],
+        flags: Sequence[str] = (),
+        program: Program | None = None,
+    ) -> Server:
         """The copy that serves this repository, started when it is first asked for. `write` fills a new folder.
 
-        It is started with these `flags` besides.
+        It is started with these `flags` besides, or it is another `program`.
 
         It sleeps as the first copy does; its memory and its start are nobody's row.
         """
@@ -69,7 +75,8 @@ class Subject:
             folder = self.workspace / repository
             if not folder.exists():
                 write(folder)
-            program = replace(self.program, arguments=(*self.program.arguments, *flags)) if flags else self.program
+            program = program or self.program
+            program = replace(program, arguments=(*program.arguments, *flags))
             server = Server(program, folder, self.workspace / f"{self.program.name}-{repository}.log")
             self.beside[repository] = self.stack.enter_context(server)
             server.sleep()
