@@ -197,7 +197,7 @@ class Batch:
         """Frees the outputs of entries that are not sent after all."""
         self.free([offset for entry in entries if isinstance(entry, tuple) for offset in own_offsets(entry[1])])
 
-    def settle(self, entries: Sequence[Entry]) -> Tuple[List[int], Sequence[Entry]]:
+    def prepare_result(self, entries: Sequence[Entry]) -> Tuple[List[int], Sequence[Entry]]:
         """Finds the inputs that are still held, and moves outputs out of them: (held offsets, entries of the result).
 
         To be called under the channel's `sending`, which is kept until the result is sent: the parent has to hear that

@@ -30,7 +30,7 @@ from stubserve_stub.wire.stub_arena import StubArena
 
 if TYPE_CHECKING:
     from stubserve_stub.runtime.devices import DeviceMemory, Devices
-    from stubserve_stub.runtime.region_batch import SlotInputs
+    from stubserve_stub.runtime.region_batch import RegionInputs
 
 # States of the health word, readable by the parent at any time.
 STARTING = 1
@@ -60,8 +60,8 @@ class Channel:
         self.sending = threading.RLock()
         # What else the main thread does after a poke
         self.on_poke: Callable[[], None] = lambda: None
-        # The judges of responses to requests with memory of their clients, by batch and slot
-        self.judges: Dict[Tuple[int, int], SlotInputs] = {}
+        # The inputs in regions of open requests, by batch and slot
+        self.region_inputs: Dict[Tuple[int, int], RegionInputs] = {}
         # Weak references to the memory of held inputs; they only have to be kept
         self._held: Dict[int, "weakref.ref[Any]"] = {}
         self._held_keys = itertools.count()
@@ -190,10 +190,10 @@ class Channel:
     def _respond(
         self, key: Tuple[int, int], start_ns: int, wire: Optional[WireResponse], flags: int, held: Sequence[int]
     ) -> None:
-        if self.judges:
-            judge = self.judges.pop(key, None) if flags & messages.FINAL else self.judges.get(key)
-            if judge is not None:
-                wire = judge.judged(wire, self.free)
+        if self.region_inputs:
+            inputs = self.region_inputs.pop(key, None) if flags & messages.FINAL else self.region_inputs.get(key)
+            if inputs is not None:
+                wire = inputs.check_response(wire, self.free)
         try:
             self.send(messages.pack_response(*key, start_ns, wire, flags, held))
         except ArenaFull as full:

@@ -147,7 +147,7 @@ class MainLoop:
             channel.free(frees)
         regions = None
         if region_outputs is not None:
-            regions = RegionBatch(self._regions(), number, requests, region_outputs, channel.judges)
+            regions = RegionBatch(self._regions(), number, requests, region_outputs, channel.region_inputs)
             requests = regions.take_requests()
         batch = Batch(channel, number, requests, sequences, regions)
         with self._cancelling:
@@ -165,12 +165,12 @@ class MainLoop:
             error = self._host.failure(raised)
         if regions is not None:
             requests = batch.requests = ()
-            entries = regions.over(entries, batch)
+            entries = regions.finish(entries, batch)
         overflow = ""
         with channel.sending:
             with self._cancelling:
                 self._current = None
-            held, entries = batch.settle(entries)
+            held, entries = batch.prepare_result(entries)
             end = batch.computed_ns or time.monotonic_ns()
             try:
                 channel.send(messages.pack_result(number, start, end, entries, held, error))

@@ -2,7 +2,7 @@
 
 Other batches need none of this. A request whose region is missing when its batch begins, or goes away meanwhile, is
 answered with an error, whatever the model says. Until then the model reads zeros, so the other requests of the batch
-are executed as usual. Responses are judged when `execute` has returned, or as a sender sends them. Zeros can be read
+are executed as usual. Responses are checked when `execute` has returned, or as a sender sends them. Zeros can be read
 only after the region is known to be gone, so no response made of them gets out. Calls of other models may be made of
 zeros: these models compute as for a client that sends zeros, and the request fails whatever they answer, unless it has
 sent its last response before.
@@ -28,8 +28,8 @@ from stubserve_stub.wire.places import REGION, InRegion
 _GONE = "the shared memory of a request has gone away while it was executed: {}"
 
 
-class SlotInputs:
-    """The loans of one request, and the judge of its responses. Safe on any thread."""
+class RegionInputs:
+    """The inputs of one request that lie in regions, and the check of its responses. Safe on any thread."""
 
     __slots__ = ("_is_told", "failure", "loans", "windows")
 
@@ -47,7 +47,9 @@ class SlotInputs:
             self.failure = "it has become smaller, or /dev/shm is full"
         return bool(self.failure)
 
-    def judged(self, response: Optional[WireResponse], free: Callable[[Sequence[int]], None]) -> Optional[WireResponse]:
+    def check_response(
+        self, response: Optional[WireResponse], free: Callable[[Sequence[int]], None]
+    ) -> Optional[WireResponse]:
         """The response to send: an error if the request has failed, and then `free` gets the outputs.
 
         The end of a stream, which is None, becomes an error if no response has said it before.
@@ -83,16 +85,16 @@ class RegionBatch:
         number: int,
         requests: Sequence[Optional[WireRequest]],
         outputs: Sequence[RegionOutput],
-        judges: Dict[Tuple[int, int], SlotInputs],
+        region_inputs: Dict[Tuple[int, int], RegionInputs],
     ) -> None:
-        """`judges` gets the judges of open requests, by batch and slot, for the code that sends responses."""
+        """`region_inputs` gets the inputs of open requests, by batch and slot, for the code that sends responses."""
         self._regions = regions
         self._number = number
-        self._judges = judges
+        self._region_inputs = region_inputs
         self._outputs: Dict[int, Dict[str, Tuple[int, int, int]]] = {}
         for slot, name, number, offset, nbytes in outputs:
             self._outputs.setdefault(slot, {})[name] = (number, offset, nbytes)
-        self._slots: Dict[int, SlotInputs] = {}
+        self._slots: Dict[int, RegionInputs] = {}
         self._requests = [None if one is None else self._request(slot, one) for slot, one in enumerate(requests)]
 
     def take_requests(self) -> Sequence[Optional[WireRequest]]:
@@ -122,28 +124,28 @@ class RegionBatch:
             raise Refusal(f"output '{name}' could not be written into shared memory: {gone}") from None
         return InRegion(number, offset, nbytes)
 
-    def over(self, entries: Sequence[Entry], memory: Any) -> Sequence[Entry]:
+    def finish(self, entries: Sequence[Entry], memory: Any) -> Sequence[Entry]:
         """To be called when the batch has been executed and its objects have been dropped.
 
         Inputs that the model still has become its own. Requests whose regions have gone get an error as their entry,
         and `memory` takes their outputs back. `entries` are empty where the whole batch has failed.
         """
-        judged = list(entries)
+        checked = list(entries)
         for slot, inputs in self._slots.items():
-            if judged and judged[slot] is None and (self._number, slot) in self._judges:
+            if checked and checked[slot] is None and (self._number, slot) in self._region_inputs:
                 inputs.detach()
                 continue
-            self._judges.pop((self._number, slot), None)
+            self._region_inputs.pop((self._number, slot), None)
             inputs.keep()
-            entry = judged[slot] if judged else None
+            entry = checked[slot] if checked else None
             if isinstance(entry, tuple):
-                judged[slot] = inputs.judged(entry, memory.free)
-        return judged
+                checked[slot] = inputs.check_response(entry, memory.free)
+        return checked
 
     def revoke(self) -> None:
         """The batch is answered in another way, and so are its open requests."""
         for slot in self._slots:
-            self._judges.pop((self._number, slot), None)
+            self._region_inputs.pop((self._number, slot), None)
 
     def _request(self, slot: int, request: WireRequest) -> WireRequest:
         *said, inputs = request
@@ -157,7 +159,7 @@ class RegionBatch:
         assert isinstance(found, InRegion)
         inputs = self._slots.get(slot)
         if inputs is None:
-            inputs = self._slots[slot] = self._judges[self._number, slot] = SlotInputs()
+            inputs = self._slots[slot] = self._region_inputs[self._number, slot] = RegionInputs()
         try:
             region = self._regions.find(found.region)
             if self._is_written(slot, region, found):

@@ -71,10 +71,10 @@ class Instance:
         return self
 
     def run(self, *requests: Any, sequences: Sequence[int] = ()) -> Any:
-        """Entries of the result, settled."""
+        """Entries of the result, prepared."""
         batch = Batch(self.stub.channel, 1, requests, sequences)
         entries = self.backend.execute(batch)
-        return batch.settle(entries)[1]
+        return batch.prepare_result(entries)[1]
 
     def infer(self, outputs: Sequence[str] | None = None, **inputs: Any) -> dict[str, Any]:
         """Arrays in, arrays out; lists of bytes are BYTES."""

@@ -118,9 +118,9 @@ def test_an_input_that_is_kept(stub: StubMemory, keeps: bool) -> None:
     entries = native.execute(work)
     kept = native.given[0].inputs["L"].memory[10:20] if keeps else None
     native.given = []
-    held, settled = work.settle(entries)
+    held, prepared = work.prepare_result(entries)
     assert held == ([place.offset] if keeps else [])
-    ((_, ((_, _, _, where),), _),) = settled  # type: ignore[misc]
+    ((_, ((_, _, _, where),), _),) = prepared  # type: ignore[misc]
     assert isinstance(where, InArena if keeps else Lent)
     assert stub.read(where) == DATA
     assert kept is None or kept.tobytes() == DATA[10:20]

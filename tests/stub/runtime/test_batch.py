@@ -1,4 +1,4 @@
-"""What a batch has to settle before its result goes out, in a real arena."""
+"""What a batch has to do before its result goes out, in a real arena."""
 
 from __future__ import annotations
 
@@ -117,9 +117,9 @@ def test_inputs_that_nobody_holds(stub: StubMemory, batch: Batch) -> None:
     given = array(batch, place)
     entries = [entry(batch.place(given)), None, messages.RESCHEDULED]
     del given
-    held, settled = batch.settle(entries)
+    held, prepared = batch.prepare_result(entries)
     assert held == []
-    assert settled == entries
+    assert prepared == entries
 
 
 def writable(stub: StubMemory, place: InArena) -> bool:
@@ -142,7 +142,7 @@ def test_inputs_are_writable_as_long_as_somebody_may_write_to_them(stub: StubMem
     assert [writable(stub, place) for place in (given, dropped, kept, lent, shared)] == [False, True, True, True, False]
     keeper = names[1][9:]
     names.clear()
-    held, _ = batch.settle([])
+    held, _ = batch.prepare_result([])
     assert held == [kept.offset]
     assert [writable(stub, place) for place in (dropped, kept, lent)] == [False, True, True]
     del keeper
@@ -158,10 +158,10 @@ def test_outputs_move_out_of_an_input_that_is_held(stub: StubMemory, batch: Batc
     entries = [entry(batch.place(keeper[500:10500]), batch.place(other)), None]
     part = keeper[7:9]
     del keeper, other
-    held, (settled, nothing) = batch.settle(entries)
+    held, (prepared, nothing) = batch.prepare_result(entries)
     assert held == [kept.offset]
     assert nothing is None
-    moved, stays = places_of(settled)
+    moved, stays = places_of(prepared)
     assert isinstance(moved, InArena)
     part[:] = 0
     assert stub.read(moved) == DATA[500:10500]
@@ -179,9 +179,9 @@ def test_outputs_move_out_of_an_input_that_others_look_after(stub: StubMemory, b
     entries = [entry(batch.place(view))]
     batch.lend(offset)
     del view
-    held, (settled,) = batch.settle(entries)
+    held, (prepared,) = batch.prepare_result(entries)
     assert held == []
-    (moved,) = places_of(settled)
+    (moved,) = places_of(prepared)
     assert isinstance(moved, InArena)
     assert stub.read(moved) == DATA
 
@@ -194,9 +194,9 @@ def test_outputs_of_other_models(stub: StubMemory, batch: Batch, kept: bool) -> 
     assert places_of(entries[0]) == [Lent(place.offset + 100, 10000, place.offset)]
     if not kept:
         del answer
-    held, (settled,) = batch.settle(entries)
+    held, (prepared,) = batch.prepare_result(entries)
     assert held == []  # the lease tells by itself when it ends
-    (found,) = places_of(settled)
+    (found,) = places_of(prepared)
     assert isinstance(found, InArena if kept else Lent)
     assert stub.read(found) == DATA[100:10100]
 
@@ -208,8 +208,8 @@ def test_no_room_to_move_an_output(stub: StubMemory, batch: Batch) -> None:
     entries = [entry(own, batch.place(keeper), batch.place(keeper[:20000])), entry(batch.place(bytes(20000)))]
     stub.fill()
     live = stub.channel.memory.live_blocks
-    settled: Any = batch.settle(entries)[1]
-    failed, fine = settled
+    prepared: Any = batch.prepare_result(entries)[1]
+    failed, fine = prepared
     (text, code), outputs, _ = failed
     assert text.startswith("no room for ")
     assert (code, outputs) == (4, ())
@@ -242,7 +242,7 @@ def test_room_is_answered_with_from_where_it_lies(stub: StubMemory, batch: Batch
     room = batch.reserve(60000)
     room[:] = 7
     place = batch.place(room)
-    batch.settle([])
+    batch.prepare_result([])
     assert isinstance(place, InArena)
     assert stub.read(place) == bytes([7]) * 60000
     live = stub.channel.memory.live_blocks
@@ -257,7 +257,7 @@ def test_parts_of_a_room_are_freed_one_by_one(stub: StubMemory, batch: Batch) ->
     room[:] = np.arange(90000) % 251
     places = [batch.place(room[start : start + 20000]) for start in (0, 20000, 50000)]
     assert [stub.read(place) for place in places] == [room[at : at + 20000].tobytes() for at in (0, 20000, 50000)]
-    batch.settle([])
+    batch.prepare_result([])
     for place in (places[1], places[0]):
         stub.channel.free([place.offset])
         assert stub.channel.memory.live_blocks == before + 1
@@ -271,7 +271,7 @@ def test_room_that_is_not_answered_with_is_free_again(stub: StubMemory, batch: B
     taken = [batch.place(room[:20000]), batch.place(room[20000:40000])]
     batch.free([place.offset for place in taken])
     assert stub.channel.memory.live_blocks == before + 1
-    batch.settle([])
+    batch.prepare_result([])
     assert stub.channel.memory.live_blocks == before
 
 
@@ -279,7 +279,7 @@ def test_no_byte_of_a_room_is_given_out_twice(stub: StubMemory, batch: Batch) ->
     room = batch.reserve(60000)
     room[:] = 1
     first, second = batch.place(room[:40000]), batch.place(room[20000:60000])
-    batch.settle([])
+    batch.prepare_result([])
     assert second.offset >= first.offset + 60000 or second.offset + 40000 <= first.offset
     assert stub.read(second) == bytes([1]) * 40000
 

@@ -285,13 +285,13 @@ def test_a_result_that_does_not_fit() -> None:
 
 
 def test_what_is_held_is_said_with_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    def settle(entries: Any) -> Any:
+    def prepare_result(entries: Any) -> Any:
         assert stub.channel.is_sending
         assert stub.channel.sent == []
         return [4096], entries
 
     def executing(batch: Batch) -> Any:
-        monkeypatch.setattr(type(batch), "settle", lambda _, entries: settle(entries))
+        monkeypatch.setattr(type(batch), "prepare_result", lambda _, entries: prepare_result(entries))
         return answer(batch)
 
     stub = Stub(batches=[1], executing=executing)

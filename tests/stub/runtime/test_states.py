@@ -167,7 +167,7 @@ def test_an_output_in_the_room_of_a_batch_stays_where_it_is(stub: StubMemory) ->
     updates = states.updates([1, 2], [SEQUENCE_START] * 2)
     for update, rows in zip(updates, (room[:LARGE], room[LARGE:]), strict=True):
         update.keep({"S_NEW": (FP32, (LARGE,), rows)}, memory)
-    memory.settle([None, None])
+    memory.prepare_result([None, None])
     assert live(stub) == 1
     del room
     assert numbers(states, one(states, 2))[0] == LARGE
@@ -183,7 +183,7 @@ def test_memory_of_a_request_is_copied(stub: StubMemory) -> None:
     memory = Batch(stub.channel, 1, ())
     _, view = memory.input("X", tuple(place), writable=False)
     one(states, 7, SEQUENCE_START).keep({"S_NEW": (FP32, (LARGE,), np.frombuffer(view, np.float32))}, memory)
-    memory.settle([None])
+    memory.prepare_result([None])
     stub.arena.view(place.offset, place.nbytes)[:] = bytes(place.nbytes)
     assert numbers(states, one(states, 7)) == [5.0] * LARGE
 

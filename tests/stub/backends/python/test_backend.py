@@ -61,9 +61,9 @@ def test_a_batch(stub: StubMemory) -> None:
     work = batch(stub, *places)
     entries = backend.execute(work)
     assert work.computed_ns
-    held, settled = work.settle(entries)
+    held, prepared = work.prepare_result(entries)
     assert held == []
-    assert [entry[1][0][3] for entry in settled] == [Lent(place[1], place[2], place[1]) for place in places]  # type: ignore[index]
+    assert [entry[1][0][3] for entry in prepared] == [Lent(place[1], place[2], place[1]) for place in places]  # type: ignore[index]
 
 
 def test_a_request_that_is_kept(stub: StubMemory) -> None:
@@ -75,14 +75,14 @@ def test_a_request_that_is_kept(stub: StubMemory) -> None:
 
     places = [stub.give(ARRAY.tobytes()) for _ in range(2)]
     work = batch(stub, *places)
-    held, settled = work.settle(python_backend(stub, execute).execute(work))
+    held, prepared = work.prepare_result(python_backend(stub, execute).execute(work))
     assert held == [places[0].offset]
-    assert [type(entry[1][0][3]) for entry in settled] == [InArena, Lent]  # type: ignore[index]
+    assert [type(entry[1][0][3]) for entry in prepared] == [InArena, Lent]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(1)])
 def test_a_batch_that_fails(stub: StubMemory, error: BaseException) -> None:
-    """Its inputs are settled as those of any other, and its senders are ended."""
+    """Its inputs are prepared as those of any other, and its senders are ended."""
     kept: list[Any] = []
 
     def execute(requests: Any) -> Any:
@@ -98,7 +98,7 @@ def test_a_batch_that_fails(stub: StubMemory, error: BaseException) -> None:
     error.__traceback__ = None
     assert backend._current is None
     assert kept[1]._revoked
-    assert work.settle(())[0] == [places[0].offset]
+    assert work.prepare_result(())[0] == [places[0].offset]
 
 
 def test_in_a_process_that_the_model_has_forked(stub: StubMemory) -> None:
@@ -129,7 +129,7 @@ def test_requests_that_are_left_to_senders(stub: StubMemory) -> None:
     work = batch(stub, *places)
     entries = backend.execute(work)
     assert entries == [None, None]
-    assert work.settle(entries)[0] == []
+    assert work.prepare_result(entries)[0] == []
     backend.revoke(7)
     assert senders[0]._revoked
 
