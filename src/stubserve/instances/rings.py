@@ -81,7 +81,7 @@ class RequestRing:
         Returns the message's block if it is not in the ring. After a ServeError, which is raised (503) when there is no
         memory for the message, the stub has not got it.
         """
-        # Whether the stub may look for its next message (`stubserve_stub.runtime.patience`)
+        # Whether the stub may look for its next message (`stubserve_stub.runtime.busy_poll`)
         alone = len(requests) == 1 and self._memory.stubs_at_work == 0
         if alone:
             for tensor in requests[0].inputs:

@@ -19,8 +19,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
+from stubserve_stub.runtime.busy_poll import BusyPoll
 from stubserve_stub.runtime.outputs import OutputMemory, no_memory, own_offsets
-from stubserve_stub.runtime.patience import Patience
 from stubserve_stub.wire import layout, messages, strings
 from stubserve_stub.wire.budget import ArenaFull
 from stubserve_stub.wire.messages import Answer, Message, WireResponse
@@ -56,7 +56,7 @@ class Channel:
         # None on servers without GPUs
         self.devices: Optional[Devices] = None
         self._log_levels = theirs[layout.LOG_LEVELS : layout.LOG_LEVELS + 1]
-        self._patience = Patience(theirs)
+        self._busy_poll = BusyPoll(theirs)
         self.sending = threading.RLock()
         # What else the main thread does after a poke
         self.on_poke: Callable[[], None] = lambda: None
@@ -84,14 +84,14 @@ class Channel:
 
     def receive(self) -> List[Message]:
         """Sleeps until there are messages and returns them all, for `messages.deliver`."""
-        self._patience.look()
+        self._busy_poll.wait()
         while True:
             count, pokes = read_doorbell(self._request_doorbell)
             if pokes:
                 self._report_released()
                 self.on_poke()
             if count:
-                self._patience.took(count)
+                self._busy_poll.on_taken(count)
                 return self._reader.take(count, self._decode)
 
     def send(self, message: bytes) -> None:
@@ -107,7 +107,7 @@ class Channel:
 
     def receive_answers(self) -> List[Answer]:
         """Sleeps until there are answers to requests of the model and returns them all."""
-        self._patience.called()
+        self._busy_poll.on_call()
         count, _ = read_doorbell(self.answer_doorbell)
         return self._answers.take(count, self._decode_answer)
 

@@ -32,7 +32,7 @@ HEAP_GUARD = RESPONSE_RING + RING_BYTES
 HEAP = HEAP_GUARD + GUARD_BYTES
 
 # The parent's words: how far it has read the response ring; then hints for a stub that looks before it sleeps
-# (`runtime.patience`): how many records it has announced, and whether the last request was alone in the server.
+# (`runtime.busy_poll`): how many records it has announced, and whether the last request was alone in the server.
 RESPONSES_READ = 0
 ANNOUNCED = 8
 ALONE = 9

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from stubserve_stub.runtime import patience
-from stubserve_stub.runtime.patience import LEAST_NS, LONGEST_NS, Patience
+from stubserve_stub.runtime import busy_poll
+from stubserve_stub.runtime.busy_poll import LEAST_NS, LONGEST_NS, BusyPoll
 from stubserve_stub.wire import layout
 
 # What one look at the clock takes
@@ -22,7 +22,7 @@ class Stub:
         self.now_ns = TICK_NS
         # What happens when the clock says so
         self.at: tuple[int, Callable[[], None]] | None = None
-        self.patience = Patience(self.words, self._clock)
+        self.busy_poll = BusyPoll(self.words, self._clock)
 
     def _clock(self) -> int:
         self.now_ns += TICK_NS
@@ -38,17 +38,17 @@ class Stub:
         """Waits for a batch that comes after such a pause, and takes it: for how long it has looked before it slept."""
         begin = self.now_ns
         self.at = (begin + pause_ns, self.announce)
-        self.patience.look()
+        self.busy_poll.wait()
         looked = self.now_ns - begin
         while self.at is not None:
             self._clock()
-        self.patience.took(1)
+        self.busy_poll.on_taken(1)
         return looked
 
 
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
-    monkeypatch.setattr(patience, "usable_cores", lambda: 2.0)
+    monkeypatch.setattr(busy_poll, "usable_cores", lambda: 2.0)
     return Stub()
 
 
@@ -104,7 +104,7 @@ def test_one_look_that_succeeds_ends_that(stub: Stub) -> None:
 
 def test_after_a_call_of_another_model_nobody_looks(stub: Stub) -> None:
     stub.turn(200_000)
-    stub.patience.called()
+    stub.busy_poll.on_call()
     assert stub.turn(200_000) == about(0)
     assert stub.turn(200_000) == about(200_000)
 
@@ -120,10 +120,10 @@ def test_under_load_nobody_looks_and_no_pause_is_measured(stub: Stub) -> None:
 def test_what_is_there_already_is_taken_at_once(stub: Stub) -> None:
     stub.announce()
     before = stub.now_ns
-    stub.patience.look()
+    stub.busy_poll.wait()
     assert stub.now_ns == about(before)
 
 
 def test_with_one_core_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "usable_cores", lambda: 1.5)
+    monkeypatch.setattr(busy_poll, "usable_cores", lambda: 1.5)
     assert Stub().turn(100_000) == 0

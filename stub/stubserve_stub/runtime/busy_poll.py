@@ -1,4 +1,4 @@
-"""Decides whether a stub looks for its next batch for a moment before it sleeps.
+"""Busy polling: a stub looks for its next batch for a moment before it sleeps.
 
 To wake a process on another core takes 40 to 60 µs on a virtual machine, longer than a small model runs, and its caches
 are cold then. So after a request that was alone in the server, the stub watches a word in shared memory before it
@@ -56,8 +56,8 @@ def usable_cores() -> float:
     return cores
 
 
-class Patience:
-    """Looks for announcements in the parent's `words`, if these allow it. `clock` is CLOCK_MONOTONIC in ns."""
+class BusyPoll:
+    """Polls the parent's `words` for announcements, if these allow it. `clock` is CLOCK_MONOTONIC in ns."""
 
     def __init__(self, words: memoryview, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._words = words
@@ -73,7 +73,7 @@ class Patience:
         # Whether the model has called another model since the last look
         self._has_called = False
 
-    def look(self) -> None:
+    def wait(self) -> None:
         """Returns when there is an announcement to take, or when it is time to sleep."""
         words = self._words
         if not self._worth_it or not words[ALONE] or self._has_called:
@@ -97,11 +97,11 @@ class Patience:
             os.sched_yield()
         self._vain = 0
 
-    def took(self, records: int) -> None:
+    def on_taken(self, records: int) -> None:
         self._taken += records
         if self._since_ns:
             self._pause_ns = self._clock() - self._since_ns
 
-    def called(self) -> None:
+    def on_call(self) -> None:
         """The model has waited for another model."""
         self._has_called = True
