@@ -29,7 +29,7 @@ from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.python import model
 from stubserve_stub.backends.video.networks import Networks
 from stubserve_stub.runtime.failure import format_exception
-from stubserve_stub.runtime.outputs import InMessages
+from stubserve_stub.runtime.outputs import InlinePlacer
 from stubserve_stub.wire.allocator import Allocator
 from stubserve_stub.wire.arena import Arena
 from stubserve_stub.wire.budget import Grant, Ledger
@@ -107,7 +107,7 @@ def check_request():
     assert array.tolist() == [[2.0, 4.0]]
     assert (request.request_id(), request.correlation_id(), request.parameters()) == ("r", 5, '{"a":1.5}')
     response = pb_utils.InferenceResponse([pb_utils.Tensor("OUT", array), pb_utils.Tensor("EXTRA", array)])
-    wire = response._encode(request._requested_output_names, InMessages())
+    wire = response._encode(request._requested_output_names, InlinePlacer())
     assert wire == (None, [("OUT", 11, (1, 2), array.tobytes())], None)
     (output,) = response.output_tensors()
     assert output._payload()[2] is array

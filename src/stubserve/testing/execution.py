@@ -12,7 +12,7 @@ from stubserve_stub.api.sender import Key, Senders
 from stubserve_stub.backends.python.batch import ModelBatch
 from stubserve_stub.backends.python.model import ContractBroken, Model, raised_by
 from stubserve_stub.runtime.batch import Batch
-from stubserve_stub.runtime.outputs import InMessages
+from stubserve_stub.runtime.outputs import InlinePlacer
 from stubserve_stub.runtime.states import States, StateSpec
 from stubserve_stub.wire import messages
 
@@ -23,7 +23,7 @@ from stubserve.testing.surroundings import log_line
 _COROUTINE = "coroutine"
 
 
-class LocalChannel(InMessages):
+class LocalChannel(InlinePlacer):
     """In place of the rings: responses go into a queue, and tensors are copied into their messages.
 
     The stub's classes use it as they use `stubserve_stub.runtime.channel.Channel`.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 RegionWriter = Callable[[str, Any], Optional[InRegion]]
 
 
-class InMessages:
+class InlinePlacer:
     """Places tensors without an arena: each stays in its message."""
 
     # As `Channel.devices`

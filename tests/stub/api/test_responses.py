@@ -7,7 +7,7 @@ import pytest
 from stubserve_stub.api.exceptions import TritonError, TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
-from stubserve_stub.runtime.outputs import InMessages
+from stubserve_stub.runtime.outputs import InlinePlacer
 
 
 def tensors(names: str) -> list[Tensor]:
@@ -29,7 +29,7 @@ def test_outputs_are_a_copy_of_the_list() -> None:
 def test_what_is_not_requested_is_dropped_in_place_and_the_order_stays() -> None:
     response = InferenceResponse(tensors("cab"))
     for requested, kept in ((["a", "c", "missing"], "ca"), (["b"], "")):
-        error, outputs, _ = response._encode(requested, InMessages())
+        error, outputs, _ = response._encode(requested, InlinePlacer())
         assert error is None
         assert [name for name, _, _, _ in outputs] == list(kept)
         assert names(response) == kept

@@ -23,7 +23,7 @@ from stubserve_stub.api.exceptions import TritonModelException
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.runtime.channel import Channel
-from stubserve_stub.runtime.outputs import InMessages
+from stubserve_stub.runtime.outputs import InlinePlacer
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.options import RequestOptions
 
@@ -133,11 +133,11 @@ def _answer(target: bls.Target, request: Any, decoupled: bool) -> Tuple[Optional
 
 def _wire_input(tensor: Tensor) -> Any:
     datatype, shape, buffer = tensor._payload()
-    return (tensor._name, datatype, shape, InMessages().place(buffer))
+    return (tensor._name, datatype, shape, InlinePlacer().place(buffer))
 
 
 def _wire(response: InferenceResponse) -> Any:
-    return response._encode([tensor._name for tensor in response._output_tensors], InMessages())
+    return response._encode([tensor._name for tensor in response._output_tensors], InlinePlacer())
 
 
 def _send(to: socket.socket, message: Any) -> None:

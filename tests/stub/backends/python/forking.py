@@ -17,12 +17,12 @@ from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.python.forks import Forks
-from stubserve_stub.runtime.outputs import InMessages
+from stubserve_stub.runtime.outputs import InlinePlacer
 
 PID = os.getpid()
 
 
-class Channel(InMessages):
+class Channel(InlinePlacer):
     """Stands for the rings, which only the first process may use."""
 
     def __init__(self) -> None:
