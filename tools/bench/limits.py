@@ -44,7 +44,7 @@ class Instance:
     def announce(self) -> None:
         pass
 
-    def forget(self, sequences: Iterable[int]) -> None:
+    def drop_states(self, sequences: Iterable[int]) -> None:
         pass
 
 

@@ -122,9 +122,9 @@ class Instance:
         if self.stub is not None:
             self.stub.work.ring.announce_soon()
 
-    def forget(self, sequences: Sequence[int]) -> None:
+    def drop_states(self, sequences: Sequence[int]) -> None:
         if self.stub is not None:
-            self.stub.work.forget(sequences)
+            self.stub.work.drop_states(sequences)
 
     @property
     def takes_work(self) -> bool:

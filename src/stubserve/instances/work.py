@@ -148,9 +148,9 @@ class StubWork:
         if self.on_batch is not None:
             self.on_batch()
 
-    def forget(self, sequences: Sequence[int]) -> None:
+    def drop_states(self, sequences: Sequence[int]) -> None:
         """These sequences are over without an END request: the stub drops their states."""
-        self._process.send("over", sequences=sequences)
+        self._process.send("drop_states", sequences=sequences)
 
     @property
     def running(self) -> tuple[int, int] | None:

@@ -296,7 +296,7 @@ class Dispatcher(Stage):
         for instance, sequence in over:
             by_instance.setdefault(instance, []).append(sequence)
         for instance, sequences in by_instance.items():
-            instance.forget(sequences)
+            instance.drop_states(sequences)
 
     def _on_refused(self, instance: Instance, work: Work, raised: Exception) -> None:
         if isinstance(raised, ServeError):

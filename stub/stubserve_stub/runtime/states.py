@@ -67,7 +67,7 @@ def keep_states(config: Mapping[str, Any], model_dir: str, host: Host) -> Option
         return None
     iterative = bool(config["sequence_batching"].get("iterative_sequence"))
     states = States(config["name"], specs, host.channel, iterative, host.log)
-    host.control.handle("over", lambda message: states.over(message["sequences"]))
+    host.control.handle("drop_states", lambda message: states.drop(message["sequences"]))
     return states
 
 
@@ -149,7 +149,7 @@ class States:
                 update.tensors = _zeros_like(next(given, update.tensors))
         return updates
 
-    def over(self, sequences: Sequence[int]) -> None:
+    def drop(self, sequences: Sequence[int]) -> None:
         """No further request of these sequences comes."""
         with self._guard:
             for sequence in sequences:
@@ -293,7 +293,7 @@ class StateUpdate:
     def end(self) -> None:
         """The request has been executed, well or not."""
         if self.last and self.sequence:
-            self._states.over([self.sequence])
+            self._states.drop([self.sequence])
 
     def _check(self, spec: StateSpec, answered: Answered) -> None:
         datatype, shape, _ = answered

@@ -901,7 +901,7 @@ def test_states_of_a_batch_are_freed_one_by_one(stub: StubMemory, tmp_path: Path
         assert stub.channel.memory.live_blocks == 3
     instance.run(*step(2), sequences=(7,))
     assert stub.channel.memory.live_blocks == 2
-    instance.log.handlers["over"]({"sequences": [8]})
+    instance.log.handlers["drop_states"]({"sequences": [8]})
     assert stub.channel.memory.live_blocks == 1
     ((_, outputs, _),) = instance.run(*step(2, outputs=None), sequences=(9,))
     assert (instance.array(outputs[0]) == 4).all()

@@ -63,7 +63,7 @@ def test_where_requests_iterate_only_the_server_ends_a_sequence(stub: StubMemory
     first.keep_only({"S_NEW": floats(3, LARGE)}, stub.channel)
     first.end()
     assert numbers(states, one(states, 7)) == [3.0] * LARGE
-    states.over([7])
+    states.drop([7])
     assert (states.sequences, live(stub)) == (0, 0)
 
 
@@ -83,7 +83,7 @@ def test_what_is_kept_is_given_to_the_next_update(stub: StubMemory, size: int) -
     # It begins anew, and is over.
     assert numbers(states, one(states, 7, SEQUENCE_START)) == [0.0]
     assert live(stub) == 0
-    states.over([7, 8, 99])
+    states.drop([7, 8, 99])
     assert states.sequences == 0
 
 
@@ -99,7 +99,7 @@ def test_10000_sequences_leave_nothing(stub: StubMemory) -> None:
             last.keep({"S_NEW": floats(0, 3000), "U_NEW": floats(0, 4)}, stub.channel)
             last.end()
         else:
-            states.over([sequence])
+            states.drop([sequence])
     assert states.sequences == 0
     assert live(stub) == 0
 
@@ -127,7 +127,7 @@ def test_what_comes_late_is_for_nobody(stub: StubMemory) -> None:
     """A sender may answer when its sequence is over."""
     states = states_of(stub, state())
     late = one(states, 7, SEQUENCE_START)
-    states.over([7])
+    states.drop([7])
     late.keep({"S_NEW": floats(1, LARGE)}, stub.channel)
     ended = one(states, 8, SEQUENCE_START | SEQUENCE_END)
     ended.end()
