@@ -193,7 +193,7 @@ class Instance:
             error,
         )
 
-    def part(self) -> None:
+    def end_restarts(self) -> None:
         """Serves only the sequences that have begun here, until `drain`. A stub that dies is not started again."""
         self._wanted = False
         if self._restart is not None:

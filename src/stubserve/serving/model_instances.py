@@ -66,7 +66,7 @@ class ModelInstances(AnsweringModel):
         if until is None:
             instance.drain()
         else:
-            instance.part()
+            instance.end_restarts()
         task = asyncio.get_running_loop().create_task(self._end(instance, stop_timeout_s, until))
         self._retiring[instance] = task
         task.add_done_callback(lambda _: self._retiring.pop(instance))
