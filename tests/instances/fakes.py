@@ -149,7 +149,7 @@ class Owner:
     def on_response(self, instance: object, request: Request, response: Response, start_ns: int) -> None:
         self.responses.append((request, response, start_ns))
 
-    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+    def when_delivered(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
         request.when_read(act)
 
     def on_rescheduled(self, instance: object, request: Request) -> None:

@@ -73,7 +73,7 @@ class Owner:
     def on_response(self, instance: object, request: Request, response: Response, start_ns: int) -> None:
         raise AssertionError("this model has no sender")
 
-    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+    def when_delivered(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
         raise AssertionError("this model has no sender")
 
     def on_rescheduled(self, instance: object, request: Request) -> None:

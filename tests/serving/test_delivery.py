@@ -137,7 +137,7 @@ def test_failures_without_an_execution_are_counted_as_what_they_are() -> None:
 def passed_on(parts: Parts, request: Request, batch: tuple[Request, ...] = ()) -> list[str]:
     """What will have "yes" in it when all responses to a request are with its reader."""
     told: list[str] = []
-    parts.delivery.when_passed_on(request, lambda: told.append("yes"), batch)
+    parts.delivery.when_delivered(request, lambda: told.append("yes"), batch)
     return told
 
 

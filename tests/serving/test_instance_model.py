@@ -276,7 +276,7 @@ def test_a_cancelled_stream_that_is_held_back_gives_its_memory_up() -> None:
         stub = served.stubs["m_1"]
         stub.send(fast, Response([blocks.tensor()], final=False))
         told: list[bool] = []
-        stub.work.owner.when_passed_on(fast, lambda: told.append(True), ())
+        stub.work.owner.when_delivered(fast, lambda: told.append(True), ())
         assert (blocks.live, told) == (1, [])
         served.model.cancel(fast)
         assert (blocks.live, told) == (0, [True])

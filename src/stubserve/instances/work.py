@@ -49,7 +49,7 @@ class WorkOwner(Protocol):
     def on_response(self, instance: Any, request: Request, response: Response, start_ns: int) -> None:
         """A sender's response, before or after its batch has run; the model sent it at `start_ns`."""
 
-    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+    def when_delivered(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
         """Calls `act` when the reader of `request` has had all responses so far, and has kept up.
 
         `batch` are the requests of its batch while that is being executed.
@@ -309,7 +309,7 @@ class StubWork:
         if flags & messages.ACKNOWLEDGE:
             had = self._requests.batches.get(batch)
             running = () if had is None else had.work.requests
-            self.owner.when_passed_on(request, functools.partial(self._pass_on, key), running)
+            self.owner.when_delivered(request, functools.partial(self._pass_on, key), running)
         if final and self.full:
             self._look_whether_full()
             if not self.full:

@@ -8,8 +8,8 @@ Guarantees:
 - nothing here raises. A fault of the server becomes an error for its one request, and a line in the log. It never
   counts as a fault of the stub that answered.
 
-**Credit.** A stub sends a group of responses and waits for the message that they have been passed on
-(`when_passed_on`). If a response is held back behind another request's, that message must wait, or a fast stream fills
+**Credit.** A stub sends a group of responses and waits for the message that they have been delivered
+(`when_delivered`). If a response is held back behind another request's, that message must wait, or a fast stream fills
 the arena while an earlier request takes its time. It must not wait if the response would then wait for itself: a model
 that answers the requests of one batch in turn never finishes the first of them if it is stopped at the second, and a
 request that is still queued may need this very instance. So a response waits only while all requests in front of it are
@@ -130,7 +130,7 @@ class Delivery:
         except Exception:
             log.exception("a batch of model '%s' could not be counted", self._signature.model)
 
-    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+    def when_delivered(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
         """Calls `act` when the reader of `request` has had all responses so far, and has kept up.
 
         `batch` are the requests of its batch while that is being executed.

@@ -185,8 +185,8 @@ class Dispatcher(Stage):
             self._response_complete(request, response)
         self._delivery.respond_streamed(request, response, start_ns)
 
-    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
-        self._delivery.when_passed_on(request, act, batch)
+    def when_delivered(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+        self._delivery.when_delivered(request, act, batch)
 
     def on_rescheduled(self, instance: Instance, request: Request) -> None:
         """Takes back a request that has just executed, or answers it if the scheduler has no rescheduling."""

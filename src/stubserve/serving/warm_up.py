@@ -198,7 +198,7 @@ class _SampleBatch:
         self._take(request, response)
         self._look_for_end()
 
-    def when_passed_on(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
+    def when_delivered(self, request: Request, act: Callable[[], None], batch: Collection[Request]) -> None:
         act()
 
     def on_rescheduled(self, instance: object, request: Request) -> None:
