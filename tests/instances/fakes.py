@@ -27,7 +27,7 @@ from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import ModelTracing
 from stubserve.inference.work import Work
-from stubserve.instances import waiting
+from stubserve.instances import deadlock
 from stubserve.instances.stub_requests import Left
 from stubserve.instances.work import Results, StubWork
 from stubserve.memory.server_memory import Memory
@@ -90,7 +90,7 @@ class Model:
 
     def __init__(self, signature: Signature = MODEL) -> None:
         self.signature = signature
-        self.waiters: Sequence[waiting.Waiter] = [waiting.Coming(f"{signature.model}_0")]
+        self.waiters: Sequence[deadlock.Waiter] = [deadlock.FutureWaiter(f"{signature.model}_0")]
         self.requests: list[Request] = []
         self.polled = 0
         self.cancelled: list[Request] = []
@@ -111,7 +111,7 @@ class Model:
     def cancel(self, request: Request) -> None:
         self.cancelled.append(request)
 
-    def takers(self, request: Request | None) -> Sequence[waiting.Waiter]:
+    def waiters_for(self, request: Request | None) -> Sequence[deadlock.Waiter]:
         running = [] if request is None else [one for one in self.waiters if one.has(request)]
         return running or self.waiters
 

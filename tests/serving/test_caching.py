@@ -315,8 +315,8 @@ def test_who_waits_for_another_can_be_cancelled() -> None:
         await served.ask("a")
         gone = await served.ask("b")
         await served.ask("c")
-        # Whoever looks for dead ends sees that it waits for who executes the first.
-        assert [waiter.has(gone) for waiter in served.model.takers(gone)] == [False]
+        # Whoever looks for deadlocks sees that it waits for who executes the first.
+        assert [waiter.has(gone) for waiter in served.model.waiters_for(gone)] == [False]
         served.model.cancel(gone)
         assert served.reader.error("b").code is Code.CANCELLED
         served.finish(a=answer())

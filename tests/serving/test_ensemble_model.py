@@ -18,7 +18,7 @@ from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import ModelTracing
-from stubserve.instances.waiting import Coming, dead_end
+from stubserve.instances.deadlock import FutureWaiter, find_deadlock
 from stubserve.memory.blocks import Block
 from stubserve.model_config.proto import ModelConfig
 from stubserve.response_cache.store import ResponseCache
@@ -99,7 +99,7 @@ class Member:
         self.reserved = 0
         self.refusal: ServeError | None = None
         self.reason = ""
-        self.waiters: list[Any] = [Coming(f"{name}_0")]
+        self.waiters: list[Any] = [FutureWaiter(f"{name}_0")]
 
     def submit(self, request: Request) -> None:
         if self.refusal is not None:
@@ -127,7 +127,7 @@ class Member:
     def checks_readiness(self) -> bool:
         return False
 
-    def takers(self, request: Request | None) -> Sequence[Any]:
+    def waiters_for(self, request: Request | None) -> Sequence[Any]:
         return self.waiters
 
     # What the test has it do
@@ -747,13 +747,13 @@ class Blocked:
 
 
 @on_a_loop
-async def test_a_call_through_an_ensemble_back_to_its_caller_is_a_dead_end() -> None:
+async def test_a_call_through_an_ensemble_back_to_its_caller_is_a_deadlock() -> None:
     pipe, _, second = chain()
     caller = Blocked("second_0", Prospect(pipe.model))  # type: ignore[arg-type]
     second.waiters = [caller]
-    assert dead_end(caller, pipe.model, None) == ["second_0", "pipe", "second_0"]  # type: ignore[arg-type]
-    second.waiters = [caller, Coming("second_1")]
-    assert dead_end(caller, pipe.model, None) is None  # type: ignore[arg-type]
+    assert find_deadlock(caller, pipe.model, None) == ["second_0", "pipe", "second_0"]  # type: ignore[arg-type]
+    second.waiters = [caller, FutureWaiter("second_1")]
+    assert find_deadlock(caller, pipe.model, None) is None  # type: ignore[arg-type]
 
 
 @on_a_loop
@@ -762,9 +762,9 @@ async def test_a_step_that_is_over_is_not_waited_for() -> None:
     request = pipe.submit()
     caller = Blocked("caller_0")
     first.waiters = [caller]
-    assert dead_end(caller, pipe.model, request) == ["caller_0", "pipe", "caller_0"]  # type: ignore[arg-type]
+    assert find_deadlock(caller, pipe.model, request) == ["caller_0", "pipe", "caller_0"]  # type: ignore[arg-type]
     first.answer(pipe.tensor())
-    assert dead_end(caller, pipe.model, request) is None  # type: ignore[arg-type]
+    assert find_deadlock(caller, pipe.model, request) is None  # type: ignore[arg-type]
     second.answer(pipe.tensor())
     await pipe.over()
 

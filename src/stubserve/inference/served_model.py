@@ -1,7 +1,7 @@
 """A model version that serves, whatever kind it is: the interface for the rest of the server.
 
 Protocols, the registry, metrics, and models that call others use a `ServedModel`; only the loading knows its kind.
-`Waiter` and `BlockingCall` describe which caller waits for which instance (`instances.waiting`).
+`Waiter` and `BlockingCall` describe which caller waits for which instance (`instances.deadlock`).
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class ServedModel(Protocol):
     def stands(self) -> bool:
         """Whether these are still the models that it was loaded with."""
 
-    def takers(self, request: Request | None) -> Sequence[Waiter]:
+    def waiters_for(self, request: Request | None) -> Sequence[Waiter]:
         """The instances that execute a request. If none does, those that may take it, now or after a restart.
 
         None stands for a request that is still to be submitted.
@@ -149,10 +149,10 @@ class Waiter(Protocol):
         """The calls that this waiter cannot finish without; empty if it does not wait."""
 
 
-class Takers(Protocol):
+class CallTarget(Protocol):
     """The target of a call: a model, reduced to the instances that could answer."""
 
-    def takers(self, request: Request | None) -> Sequence[Waiter]:
+    def waiters_for(self, request: Request | None) -> Sequence[Waiter]:
         """As of a `ServedModel`."""
 
 
@@ -160,7 +160,7 @@ class BlockingCall(Protocol):
     """A call that its caller waits for, or anything else that the caller cannot go on without."""
 
     @property
-    def model(self) -> Takers: ...
+    def model(self) -> CallTarget: ...
 
     @property
     def request(self) -> Request | None: ...

@@ -26,7 +26,7 @@ from stubserve.inference.served_model import ModelFinder, ServedModel, Waiter
 from stubserve.inference.signature import Signature
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import find as find_trace
-from stubserve.instances import waiting
+from stubserve.instances import deadlock
 from stubserve.instances.batch import read_tensor, write_tensor
 from stubserve.instances.rings import AnswerRing
 from stubserve.memory.device_pools import DeviceSpan
@@ -121,7 +121,7 @@ class StubCalls:
             return
         found.blocking = True
         request = found.request
-        chain = None if request is None else waiting.dead_end(self._waiter, found.model, request)
+        chain = None if request is None else deadlock.find_deadlock(self._waiter, found.model, request)
         if request is not None and chain is not None:
             self._refuse(found, _circle(found.model.signature.model, chain))
             found.model.cancel(request)
@@ -194,7 +194,7 @@ class StubCalls:
         request.request_start_ns = now
         call = StubCall(self, model, number, blocking)
         call.admit(request)
-        chain = waiting.dead_end(self._waiter, model, None) if blocking else None
+        chain = deadlock.find_deadlock(self._waiter, model, None) if blocking else None
         if chain is not None:
             call.give_up(request)
             raise _circle(name, chain)

@@ -18,7 +18,7 @@ from stubserve.errors import ServeError, internal
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import InstanceFacts, Waiter
 from stubserve.inference.work import Work
-from stubserve.instances import waiting
+from stubserve.instances import deadlock
 from stubserve.instances.death import RestartPolicy, unhealthy
 from stubserve.instances.stub import Stub
 from stubserve.instances.stub_requests import Left
@@ -157,7 +157,7 @@ class Instance:
         """The instance as the target of calls; None if it takes no calls, now or later."""
         if self.passive or self.state is InstanceState.FAILED or self.state is InstanceState.STOPPED:
             return None
-        return waiting.Coming(self.name) if self.stub is None else self.stub.work
+        return deadlock.FutureWaiter(self.name) if self.stub is None else self.stub.work
 
     @property
     def checks_readiness(self) -> bool:

@@ -60,7 +60,7 @@ class WorkOwner(Protocol):
 
 
 class StubWork:
-    """The requests of one stub, and the stub as a `waiting.Waiter`.
+    """The requests of one stub, and the stub as a `deadlock.Waiter`.
 
     It handles the stub's messages about batches (`messages.handlers_of_parent`).
     """

@@ -11,7 +11,7 @@ always opens. For this reason a run does not wait for a step that still lacks th
 its outputs waits at a gate, and while such a step has many requests under way. It resumes when none of that is so. A
 step waits only for later steps, so no two wait for each other. A step whose model also makes a later step does not
 wait: it could have the only instance that this one needs. Where a later step waits for the paused model in any other
-way (through a model that calls it, or another ensemble), the pause is lifted (`instances.waiting`).
+way (through a model that calls it, or another ensemble), the pause is lifted (`instances.deadlock`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import partial
 
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import BlockingCall, ServedModel
-from stubserve.instances.waiting import Pause, dead_end
+from stubserve.instances.deadlock import Pause, find_deadlock
 from stubserve.schedulers.ensemble.flow import StepRun
 from stubserve.schedulers.ensemble.plan import Step
 from stubserve.serving.ensemble_steps import FlowTensor
@@ -177,8 +177,8 @@ class StepPauses:
         request.streamed().behind = self._behind
         self.go_on()
         for wait in self._behind(request):
-            takers = self._members[step.index].takers(request)
-            if any(dead_end(taker, wait.model, wait.request) is not None for taker in takers):
+            waiters = self._members[step.index].waiters_for(request)
+            if any(find_deadlock(waiter, wait.model, wait.request) is not None for waiter in waiters):
                 self._lift(request)
 
     def forget(self, request: Request) -> None:

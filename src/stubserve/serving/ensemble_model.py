@@ -23,7 +23,7 @@ from stubserve.errors import ServeError, unavailable
 from stubserve.inference.request import OTHER_FAILURE, REJECTED, SUCCESS, Request, Response
 from stubserve.inference.served_model import BlockingCall, InstanceFacts, ModelFinder, ServedModel, Waiter
 from stubserve.inference.statistics import ModelStatistics
-from stubserve.instances.waiting import Coming
+from stubserve.instances.deadlock import FutureWaiter
 from stubserve.schedulers.ensemble.plan import EnsemblePlan, Step
 from stubserve.schedulers.policy_queue import PolicyQueue, PriorityLevels
 from stubserve.serving.answering import AnsweringModel, StageMaker
@@ -65,7 +65,7 @@ class EnsembleModel(AnsweringModel):
         self.statistics = ModelStatistics()
         self.delivery = Delivery(self.signature, self.statistics)
         self._runs = _Runs(self, max_queue_size)
-        self._coming = Coming(name, self._coming_calls)
+        self._coming = FutureWaiter(name, self._coming_calls)
         self._lay(front, self._runs)
 
     @property
@@ -159,7 +159,7 @@ class EnsembleModel(AnsweringModel):
         except ServeError:
             return False
 
-    def takers(self, request: Request | None) -> Sequence[Waiter]:
+    def waiters_for(self, request: Request | None) -> Sequence[Waiter]:
         """Its run, or one that is to come: an ensemble takes every request itself, and then waits for its members."""
         run = None if request is None else self._runs.under_way.get(self._leader_of(request))
         return (self._coming if run is None else run,)

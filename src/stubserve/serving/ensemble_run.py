@@ -69,7 +69,7 @@ class Ensemble(Protocol):
 class EnsembleRun:
     """A run of `ensemble` for an admitted `request`, over once the ensemble has been told its end.
 
-    As a `waiting.Waiter` it is called `name`. `input_ns`, `infer_ns` and `output_ns` sum the compute times of its
+    As a `deadlock.Waiter` it is called `name`. `input_ns`, `infer_ns` and `output_ns` sum the compute times of its
     steps.
     """
 

@@ -65,7 +65,7 @@ class StepCall(Call):
 
 
 class Prospect(NamedTuple):
-    """A call that is still to be made, for a search for dead ends."""
+    """A call that is still to be made, for a search for deadlocks."""
 
     model: ServedModel
     request: Request | None = None

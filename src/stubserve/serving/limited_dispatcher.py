@@ -15,7 +15,7 @@ a millisecond of work, because only quick instances get work ahead here: a slowe
 longer than it could gain.
 
 **Circles.** A model that holds a resource while it waits for another model (BLS) may wait for one that needs the same
-resource. Upstream both wait for ever. Here that is a circle like any other (`instances.waiting`): the caller waits for
+resource. Upstream both wait for ever. Here that is a circle like any other (`instances.deadlock`): the caller waits for
 the called instance, and that one for an instance that holds the missing resource.
 
 The search assumes that one of the holders is enough. If two of them would have to go on, a circle may be missed; no
@@ -56,7 +56,7 @@ class ResourceWait:
     def model(self) -> ResourceWait:
         return self
 
-    def takers(self, request: Request | None) -> Sequence[Waiter]:
+    def waiters_for(self, request: Request | None) -> Sequence[Waiter]:
         return self._holders
 
 

@@ -113,7 +113,7 @@ class ModelInstances(AnsweringModel):
         total = sum(instance.memory() for instance in self._everyone)
         return [{"type": "CPU", "id": 0, "byte_size": total}] if total else []
 
-    def takers(self, request: Request | None) -> Sequence[Waiter]:
+    def waiters_for(self, request: Request | None) -> Sequence[Waiter]:
         """The instances that execute a request. If none does, those that may, now or after a restart."""
         if request is not None:
             request = self._leader_of(request)
