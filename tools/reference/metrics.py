@@ -10,7 +10,7 @@ from stubserve.inference.latencies import Latencies
 from stubserve.inference.long_work import finish
 from stubserve.inference.served_model import InstanceFacts
 from stubserve.inference.statistics import ModelStatistics
-from stubserve.inference.tokens import Tokens
+from stubserve.inference.token_counts import TokenCounts
 from stubserve.model_config.proto import ModelConfig
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
@@ -74,8 +74,8 @@ def _printed() -> str:
     latencies.summaries = times
     statistics = ModelStatistics()
     statistics.cached = True
-    statistics.tokens = Tokens()
-    statistics.tokens.told(0, 0, 0)
+    statistics.tokens = TokenCounts()
+    statistics.tokens.add(0, 0, 0)
     model: Any = SimpleNamespace(
         name="model",
         namespace="",

@@ -21,7 +21,7 @@ from stubserve.inference.request import (
     Request,
     Response,
 )
-from stubserve.inference.tokens import Tokens
+from stubserve.inference.token_counts import TokenCounts
 
 # Outcomes as the failure metric's `reason` label spells them.
 FAILURE_REASONS = {REJECTED: "REJECTED", CANCELLED: "CANCELED", BACKEND_FAILURE: "BACKEND", OTHER_FAILURE: "OTHER"}
@@ -115,7 +115,7 @@ class ModelStatistics:
         # Upstream's counts take an execution that answers with an error for a success.
         self.errors: dict[Code, ErrorAnswers] = {}
         # Only for a model that OpenAI's routes can serve
-        self.tokens: Tokens | None = None
+        self.tokens: TokenCounts | None = None
         # Only for a decoupled model: responses by their place in the answer to one request
         self.responses: list[_Responses] = []
         self.execution_count = 0

@@ -19,7 +19,7 @@ from stubserve.inference.latencies import FIRST_RESPONSE, Latencies
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.served_model import ServedModel
 from stubserve.inference.statistics import FAILURE_REASONS
-from stubserve.inference.tokens import Tokens
+from stubserve.inference.token_counts import TokenCounts
 from stubserve.memory.server_memory import Memory
 from stubserve.observability.custom_metrics import Labels, MetricRegistry
 from stubserve.observability.exposition import Exposition, FamilyText
@@ -158,7 +158,7 @@ def _sorted(labels: dict[str, str]) -> Labels:
     return tuple(sorted(labels.items()))
 
 
-def _expose_tokens(model: ServedModel, tokens: Tokens, exposition: Exposition) -> None:
+def _expose_tokens(model: ServedModel, tokens: TokenCounts, exposition: Exposition) -> None:
     """Adds what vLLM has of a model, with its label for the model's name."""
     names = _labels_of(model)
     names["model_name"] = names.pop("model")

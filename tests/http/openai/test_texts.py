@@ -21,7 +21,7 @@ from stubserve.http.openai.writer import STEP, Form, Writer, document
 from stubserve.inference.long_work import finish
 from stubserve.inference.request import Response
 from stubserve.inference.tensor import Tensor
-from stubserve.inference.tokens import Tokens
+from stubserve.inference.token_counts import TokenCounts
 
 TEXTS = st.text("ab é", max_size=12)
 
@@ -32,7 +32,7 @@ def output(name: str, *texts: str | bytes) -> Tensor:
 
 
 def completion(stops: list[str], prompt: str = "", streamed: bool = False) -> TextWriter:
-    return TextWriter(Tokens(), Form(COMPLETIONS, "model", streamed, False), 0, 0, stops, prompt)
+    return TextWriter(TokenCounts(), Form(COMPLETIONS, "model", streamed, False), 0, 0, stops, prompt)
 
 
 def answer(writer: Writer, responses: list[Response], route: str = COMPLETIONS) -> Any:
@@ -95,7 +95,7 @@ def test_logprobs_that_are_no_object(told: str) -> None:
 
 def objects(*pieces: Any) -> Any:
     texts = [piece if isinstance(piece, str) else json.dumps(piece) for piece in pieces]
-    writer = ObjectWriter(Tokens(), Form(CHAT, "model", False, False))
+    writer = ObjectWriter(TokenCounts(), Form(CHAT, "model", False, False))
     return answer(writer, [Response([output("openai_response", text)]) for text in texts], CHAT)
 
 
@@ -110,7 +110,7 @@ def test_members_of_lists_go_on_by_their_index() -> None:
 def test_objects_that_are_nested_too_deeply_are_the_models_fault(streamed: bool) -> None:
     """orjson reads more levels than it writes."""
     deep = '{"choices":[{"delta":{"content":' + "[" * 300 + "]" * 300 + "}}]}"
-    writer = ObjectWriter(Tokens(), Form(CHAT, "model", streamed, False))
+    writer = ObjectWriter(TokenCounts(), Form(CHAT, "model", streamed, False))
     with pytest.raises(ServeError, match="'openai_response' that cannot be written again"):
         answer(writer, [Response([output("openai_response", deep)])], CHAT)
 
@@ -126,8 +126,10 @@ def test_what_is_no_number_of_tokens_is_not_told(told: Any) -> None:
 def test_embeddings_are_made_in_steps() -> None:
     vector = Tensor("EMBEDDING", BY_NAME["FP32"].number, (3, 2), bytes(24))
     form = Form(EMBEDDINGS, "model", False, False)
-    assert steps(VectorWriter(Tokens(), form, 0, 3, "EMBEDDING", 0, False), Response([vector])) == 2
-    data = answer(VectorWriter(Tokens(), form, 0, 3, "EMBEDDING", 0, False), [Response([vector])], EMBEDDINGS)["data"]
+    assert steps(VectorWriter(TokenCounts(), form, 0, 3, "EMBEDDING", 0, False), Response([vector])) == 2
+    data = answer(VectorWriter(TokenCounts(), form, 0, 3, "EMBEDDING", 0, False), [Response([vector])], EMBEDDINGS)[
+        "data"
+    ]
     assert [row["embedding"] for row in data] == [[0, 0]] * 3
 
 

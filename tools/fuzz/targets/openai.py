@@ -20,7 +20,7 @@ from stubserve.http.openai.writer import Form
 from stubserve.inference.long_work import finish
 from stubserve.inference.request import Response
 from stubserve.inference.tensor import Tensor
-from stubserve.inference.tokens import Tokens
+from stubserve.inference.token_counts import TokenCounts
 
 from ..finding import Finding, same
 from ..server import Memory
@@ -53,7 +53,7 @@ def fuzz_one(data: bytes) -> None:
 
 def _answer(asked: Asked, route: str, pieces: list[str]) -> str:
     """What a client is sent of a model's pieces."""
-    writer = TextWriter(Tokens(), Form(route, asked.model, False, False), 0, 0, asked.stops)
+    writer = TextWriter(TokenCounts(), Form(route, asked.model, False, False), 0, 0, asked.stops)
     written: list[bytes] = []
     for piece in pieces:
         if not writer.over:

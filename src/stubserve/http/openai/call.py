@@ -152,11 +152,11 @@ class OpenAiCall(GenerateCall):
             self._keep(made, sum([tensor.nbytes for tensor in response.outputs]))
             writer = self._writer
             if writer.says:
-                self._said_ns = self._tokens.came(request.request_start_ns, self._said_ns)
+                self._said_ns = self._tokens.count_piece(request.request_start_ns, self._said_ns)
             if response.final or writer.over:
                 self._has_ended = True
                 self._keep(writer.end())
-                self._tokens.ended(request.request_start_ns)
+                self._tokens.count_answer(request.request_start_ns)
         except Exception as raised:
             lead.fail(self.as_answer(raised, encoding=True))
             return

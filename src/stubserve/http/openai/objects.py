@@ -16,7 +16,7 @@ from stubserve.http.openai.use import CHAT, OBJECT_OUTPUT
 from stubserve.http.openai.writer import Form, Writer, elements
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Response
-from stubserve.inference.tokens import Tokens
+from stubserve.inference.token_counts import TokenCounts
 
 # Texts that name something, and so do not go on
 _NAMES = frozenset(("id", "type", "role", "name", "finish_reason"))
@@ -62,7 +62,7 @@ class _List:
 class ObjectWriter(Writer):
     """All choices of an answer."""
 
-    def __init__(self, tokens: Tokens, form: Form) -> None:
+    def __init__(self, tokens: TokenCounts, form: Form) -> None:
         super().__init__(tokens, 0)
         self._form = form
         # Where there is no stream: the choices so far, and the members beside them

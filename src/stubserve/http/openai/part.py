@@ -1,6 +1,6 @@
 """OpenAI's routes as a part of the server: on the port of HTTP (`--openai`), or on their own (`--openai-port`).
 
-Tokens of a model that these routes can serve are counted, and its chat template is read, whether they are on or not.
+TokenCounts of a model that these routes can serve are counted, and its chat template is read, whether they are on or not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stubserve_stub.wire.datatypes import BYTES
 
 from stubserve.errors import ServeError
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.tokens import Tokens
+from stubserve.inference.token_counts import TokenCounts
 from stubserve.parts import Part, Port
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class OpenAi(Part):
 
         use = openai_use(model.config)
         if use.chat or use.completions or use.embeddings:
-            model.statistics.tokens = Tokens()
+            model.statistics.tokens = TokenCounts()
         if use.completions == TEXT:
             folders = [folder / str(model.version), folder]
             if self.settings.instances.tokenizer is not None:

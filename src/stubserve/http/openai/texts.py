@@ -19,7 +19,7 @@ from stubserve.http.openai.use import CHAT, TEXT_OUTPUT
 from stubserve.http.openai.writer import STEP, Form, Writer, fact, pieces
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Response
-from stubserve.inference.tokens import Tokens
+from stubserve.inference.token_counts import TokenCounts
 
 # A longer text becomes several events, and lies in several pieces of memory.
 _PIECE = 64 * 1024
@@ -37,7 +37,7 @@ class TextWriter(Writer):
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: TokenCounts,
         form: Form,
         text: int,
         index: int,

@@ -12,7 +12,7 @@ from stubserve.errors import internal, invalid
 from stubserve.http.openai.writer import Form, Writer
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Response
-from stubserve.inference.tokens import Tokens
+from stubserve.inference.token_counts import TokenCounts
 
 
 class VectorWriter(Writer):
@@ -20,7 +20,7 @@ class VectorWriter(Writer):
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: TokenCounts,
         form: Form,
         index: int,
         rows: int,

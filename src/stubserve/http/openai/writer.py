@@ -18,7 +18,7 @@ from stubserve.http.openai.use import CHAT, COMPLETIONS, EMBEDDINGS
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.request import Response
 from stubserve.inference.tensor import Tensor
-from stubserve.inference.tokens import Tokens
+from stubserve.inference.token_counts import TokenCounts
 
 _PREFIX = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", EMBEDDINGS: "embd-"}
 _OBJECT = {CHAT: "chat.completion", COMPLETIONS: "text_completion", EMBEDDINGS: "list"}
@@ -62,7 +62,7 @@ class Usage:
 
     __slots__ = ("input", "output", "tokens")
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: TokenCounts) -> None:
         self.tokens = tokens
         self.input: int | None = None
         self.output: int | None = None
@@ -72,7 +72,7 @@ class Usage:
         given, made = _count(fact(response, INPUT_TOKENS)), _count(fact(response, OUTPUT_TOKENS))
         if given is None and made is None:
             return
-        self.tokens.told(0 if given is None else given - (self.input or 0), made or 0)
+        self.tokens.add(0 if given is None else given - (self.input or 0), made or 0)
         if given is not None:
             self.input = given
         if made is not None:
@@ -84,7 +84,7 @@ class Usage:
             return False
         details = told.get("prompt_tokens_details")
         cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-        self.tokens.told(told.get("prompt_tokens", 0), told.get("completion_tokens", 0), cached)
+        self.tokens.add(told.get("prompt_tokens", 0), told.get("completion_tokens", 0), cached)
         return True
 
 
@@ -101,7 +101,7 @@ class Writer:
     wanted. `says`: the last response had some text.
     """
 
-    def __init__(self, tokens: Tokens, text: int) -> None:
+    def __init__(self, tokens: TokenCounts, text: int) -> None:
         self.text = text
         self.usage = Usage(tokens)
         self.says = False

@@ -18,7 +18,7 @@ import orjson
 
 from stubserve.inference.long_work import LongWork
 from stubserve.inference.served_model import ServedModel
-from stubserve.inference.tokens import Tokens
+from stubserve.inference.token_counts import TokenCounts
 from stubserve.instances.stub_process import own_memory
 from stubserve.memory.server_memory import Memory
 from stubserve.observability.logs import LastErrors
@@ -143,7 +143,7 @@ def _error_answers(model: ServedModel) -> Iterator[dict[str, float | str]]:
         yield {"time": answers.last_s, "text": text, "count": answers.count}
 
 
-def _tokens_row(tokens: Tokens | None) -> dict[str, Any] | None:
+def _tokens_row(tokens: TokenCounts | None) -> dict[str, Any] | None:
     """Numbers of tokens, and the mean times in seconds; None for a model that told none."""
     if tokens is None or not (sum(tokens.first.counts) or tokens.prompt):
         return None
