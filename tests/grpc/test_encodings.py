@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from stubserve_stub.wire.datatypes import BYTES
 
 from stubserve.errors import ServeError
-from stubserve.grpc import digest as digests
-from stubserve.grpc import infer_decode
-from stubserve.grpc.digest import digest
+from stubserve.grpc import infer_decode, infer_rewrite
 from stubserve.grpc.infer_decode import decode, split
+from stubserve.grpc.infer_rewrite import rewrite
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.wire import Malformed, varint
 from stubserve.inference.admission import admit, admit_steps
@@ -148,10 +147,10 @@ def by_protobuf(data: bytes, memory: Memory) -> Any:
         return outcome(message.SerializeToString(deterministic=True), model(), memory)
 
 
-def by_digest(data: bytes, memory: Memory) -> Any:
+def by_rewrite(data: bytes, memory: Memory) -> Any:
     """What it is if it is long enough to be read in steps."""
-    with mock.patch.object(digests, "LARGE_BYTES", -1):
-        work = digest(data)
+    with mock.patch.object(infer_rewrite, "LARGE_BYTES", -1):
+        work = rewrite(data)
     if work is None:
         return REFUSED
     try:
@@ -178,7 +177,7 @@ def check(data: bytes, known: Signature, memory: Memory) -> None:
         return
     assert ours == theirs
     assert outcome(data, known, memory) == theirs  # what is remembered means the same
-    assert by_digest(data, memory) == theirs
+    assert by_rewrite(data, memory) == theirs
     if len(theirs) > 2:
         for _, datatype, (rows, count), content in theirs[0]:
             assert datatype != BYTES or holds(content, rows * count)

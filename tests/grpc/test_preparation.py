@@ -16,7 +16,7 @@ from stubserve.memory.server_memory import Memory
 
 
 def test_nobody_gets_a_message_behind_one_that_is_refused() -> None:
-    """It has not been decompressed, or not been prepared as its method wants it."""
+    """It has not been decompressed, or not been rewritten as its method wants it."""
     taken: list[bytes] = []
     refusals: list[str] = []
 

@@ -16,8 +16,8 @@ from stubserve.api.management import ServerFacts
 from stubserve.api.tokens import Tokens
 from stubserve.errors import ServeError
 from stubserve.grpc.access_log import LoggedRpc
-from stubserve.grpc.digest import digest
 from stubserve.grpc.infer import ModelInfer
+from stubserve.grpc.infer_rewrite import rewrite
 from stubserve.grpc.management import METHODS, SERVICE, ManagementRpcs
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.stream import ModelStreamInfer
@@ -93,8 +93,8 @@ class Service:
             request_class = getattr(service_pb2, f"{name}Request")
             self._add(f"/{SERVICE}/{name}", kind, self._unary(request_class, functools.partial(respond, rpcs)))
         model_infer = functools.partial(ModelInfer, server, self._forwarding)
-        self._add(f"/{SERVICE}/ModelInfer", "inference", Method(model_infer, True, True, digest))
-        self._add(f"/{SERVICE}/ModelStreamInfer", "inference", Method(self._model_stream_infer, False, True, digest))
+        self._add(f"/{SERVICE}/ModelInfer", "inference", Method(model_infer, True, True, rewrite))
+        self._add(f"/{SERVICE}/ModelStreamInfer", "inference", Method(self._model_stream_infer, False, True, rewrite))
         self._add(f"/{HEALTH}.Health/Check", "health", Method(self._check, True, max_bytes=MAX_QUESTION_BYTES))
         self._add(f"/{HEALTH}.Health/Watch", "health", Method(self._watch, False, max_bytes=MAX_QUESTION_BYTES))
         for package in REFLECTION:

@@ -117,17 +117,17 @@ class Handler(Protocol):
 
 
 # Looks at a large message; if it has to be rewritten first, gives the work that does so, in pieces.
-Prepare = Callable[["bytes | memoryview"], "Making | None"]
+Rewrite = Callable[["bytes | memoryview"], "Making | None"]
 
 
 class Method(NamedTuple):
     """One RPC of the service. A `unary` RPC gets one message; `infers` says that its replies may be compressed.
 
-    The handler gets the result of `prepare` in place of a large message. No message may be longer than `max_bytes`.
+    The handler gets the result of `rewrite` in place of a large message. No message may be longer than `max_bytes`.
     """
 
     open: Callable[[Rpc], Handler]
     unary: bool
     infers: bool = False
-    prepare: Prepare | None = None
+    rewrite: Rewrite | None = None
     max_bytes: int = MAX_MESSAGE_BYTES

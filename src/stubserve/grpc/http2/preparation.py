@@ -2,7 +2,7 @@
 
 Compressed messages are decompressed. A few kilobytes may stand for gigabytes, so no more of a message is made than its
 limit, and each piece is counted before the next is made. Large messages get the form that their method wants
-(`Method.prepare`). The result is in the arena if its size belongs there. Long work is done in steps (`OrderedJobs`);
+(`Method.rewrite`). The result is in the arena if its size belongs there. Long work is done in steps (`OrderedJobs`);
 later messages wait.
 """
 
@@ -18,7 +18,7 @@ from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.arrival import Content
 from stubserve.grpc.http2.incoming import Message, MessageRefusal
 from stubserve.grpc.infer_decode import first_raw
-from stubserve.grpc.transport import INTERNAL, RESOURCE_EXHAUSTED, Making, Parts, Prepare
+from stubserve.grpc.transport import INTERNAL, RESOURCE_EXHAUSTED, Making, Parts, Rewrite
 from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import HeapShare
@@ -41,12 +41,12 @@ class PreparedMessages:
     def __init__(
         self,
         server: InferenceServer,
-        prepare: Prepare | None,
+        rewrite: Rewrite | None,
         take: Callable[[bytes | memoryview, Block | None, int], None],
         over: Callable[[BaseException | None], None],
     ) -> None:
         self._server = server
-        self._prepare = prepare
+        self._rewrite_message = rewrite
         self._take = take
         self._over = over
         self._jobs = OrderedJobs(server.offload)
@@ -130,7 +130,7 @@ class PreparedMessages:
     def _rewrite(self, held: _Held) -> LongWork[None] | None:
         """The work that gives a large message the form that its method wants; None if it has that form."""
         data = held.message.data
-        work = self._prepare(data) if self._prepare is not None and len(data) > LARGE_BYTES else None
+        work = self._rewrite_message(data) if self._rewrite_message is not None and len(data) > LARGE_BYTES else None
         return None if work is None else self._place(held, work)
 
     def _place(self, held: _Held, work: Making) -> LongWork[None]:

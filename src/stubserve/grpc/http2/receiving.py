@@ -160,7 +160,7 @@ class ReceivingStream:
         if waits or message.compressed or len(message.data) > LARGE_BYTES:
             if prepared is None:
                 prepared = self._prepared = PreparedMessages(
-                    self._endpoint.server, self._method.prepare, self._pass_on, self._none_waits
+                    self._endpoint.server, self._method.rewrite, self._pass_on, self._none_waits
                 )
             prepared.add(message)
             return

@@ -14,9 +14,9 @@ from stubserve_stub.wire.datatypes import BY_NAME
 from stubserve.errors import ServeError
 from stubserve.grpc import contents
 from stubserve.grpc.contents import MAX_PARTS
-from stubserve.grpc.digest import digest
 from stubserve.grpc.infer_decode import MAX_FIELDS, decode, split
 from stubserve.grpc.infer_message import MAX_DIMS
+from stubserve.grpc.infer_rewrite import rewrite
 from stubserve.grpc.messages import service_pb2
 from stubserve.grpc.wire import Malformed, TooLong, TooManyParts, field, varint
 from stubserve.inference.long_work import LARGE_BYTES, finish
@@ -35,7 +35,7 @@ MEMBERS = {
     "fp64_contents": ("FP64", st.floats()),
     "bytes_contents": ("BYTES", st.binary(max_size=300)),
 }
-# It makes a description long enough for a digest, and is no part of any tensor.
+# It makes a description long enough to be rewritten, and is no part of any tensor.
 PADDING = "x" * (LARGE_BYTES + 1)
 
 
@@ -49,8 +49,8 @@ def message(*inputs: tuple[str, str, list[Any]], raw: list[bytes] | None = None)
     return made
 
 
-def digested(data: bytes) -> Any:
-    found = digest(memoryview(data))
+def rewritten(data: bytes) -> Any:
+    found = rewrite(memoryview(data))
     assert found is not None
     kept: list[int] = []
     pieces = finish(found(kept.append))
@@ -65,7 +65,7 @@ INPUTS = st.sampled_from(sorted(MEMBERS)).flatmap(lambda name: st.tuples(st.just
 @given(st.lists(INPUTS, min_size=1, max_size=3))
 def test_contents_become_the_raw_contents_that_they_are(inputs: list[tuple[str, list[Any]]]) -> None:
     asked = message(*[(member, MEMBERS[member][0], values) for member, values in inputs])
-    made = digested(asked.SerializeToString())
+    made = rewritten(asked.SerializeToString())
     expected = [contents.read(one.contents, one.name, BY_NAME[one.datatype].number, "model") for one in asked.inputs]
     assert list(made.raw_input_contents) == expected
     assert not any(one.HasField("contents") for one in made.inputs)
@@ -89,12 +89,12 @@ def test_encodings_that_protobuf_also_takes() -> None:
     ]
     typed[3] = field(9, b"?")
     asked = field(1, b"model") + field(5, head + b"".join(field(5, one) for one in typed))
-    made = digested(asked)
+    made = rewritten(asked)
     assert np.frombuffer(made.raw_input_contents[0], np.int32).tolist() == [7, 1, 2, -1]
     as_it_was = service_pb2.ModelInferRequest.FromString(asked)
     assert list(as_it_was.inputs[0].contents.int_contents) == [7, 1, 2, -1]
     truth = head.replace(field(2, b"INT32"), field(2, b"BOOL")) + field(5, field(1, b"\x02\x00\x81\x00"))
-    assert digested(field(5, truth)).raw_input_contents[0] == b"\1\0\1"
+    assert rewritten(field(5, truth)).raw_input_contents[0] == b"\1\0\1"
 
 
 def outcome(data: bytes) -> str:
@@ -118,7 +118,7 @@ def test_what_is_wrong_stays_wrong_in_the_same_way(kind: str) -> None:
     else:
         asked.inputs[1].ClearField("contents")
     data = asked.SerializeToString()
-    made = digested(data).SerializeToString()
+    made = rewritten(data).SerializeToString()
     assert outcome(made) == outcome(data)
     assert len(made) < len(data) - 900
 
@@ -132,7 +132,7 @@ def test_contents_that_are_none(contents_bytes: bytes) -> None:
     datatype = b"FP32" if contents_bytes[:1] == b"\x32" else b"INT32"
     head = field(1, b"IN0") + field(2, datatype) + field(4, field(1, b"p") + field(2, field(3, PADDING.encode())))
     with pytest.raises(Malformed):
-        digested(field(5, head + field(5, contents_bytes)))
+        rewritten(field(5, head + field(5, contents_bytes)))
 
 
 @pytest.mark.parametrize(
@@ -152,15 +152,15 @@ def test_a_message_has_no_more_than_so_many_parts(small: Any) -> None:
     for count, fine in ((MAX_PARTS // 3, True), (MAX_PARTS, False)):
         data = field(1, b"model") + field(5, field(1, b"IN0")) + small(count) + field(4, field(1, PADDING.encode()))
         if fine:
-            digested(data)
+            rewritten(data)
         else:
             with pytest.raises(TooManyParts):
-                digested(data)
+                rewritten(data)
 
 
 def test_what_is_not_large_is_left_alone() -> None:
-    assert digest(message(raw=[bytes(1 << 20)]).SerializeToString()) is None
-    assert digest(b"\xff\xff") is None
+    assert rewrite(message(raw=[bytes(1 << 20)]).SerializeToString()) is None
+    assert rewrite(b"\xff\xff") is None
 
 
 def test_fields_and_dimensions_have_a_limit() -> None:
@@ -188,20 +188,20 @@ def test_names_and_ids_have_a_limit(field_number: int) -> None:
 def test_parameters_have_a_limit() -> None:
     asked = message(("int_contents", "INT32", [1] * 1000))
     asked.parameters["p"].string_param = "x" * (MAX_WORDS_BYTES - len(PADDING) - 100)
-    assert digested(asked.SerializeToString()).raw_input_contents
+    assert rewritten(asked.SerializeToString()).raw_input_contents
     asked.parameters["p"].string_param += "x" * 100
     with pytest.raises(TooLong) as error:
-        digested(asked.SerializeToString())
+        rewritten(asked.SerializeToString())
     assert "id, names and parameters may have 1048576 bytes together" in error.value.text
 
 
 def test_tags_may_be_longer_than_they_need_be() -> None:
-    """As protobuf's own parser reads them: the digest must not lose what it does not."""
+    """As protobuf's own parser reads them: the rewriting must not lose what it does not."""
     strings = b"\xc2\0\1a" + field(8, b"b") + b"\xc2\x80\0\1c" * 2
     one = field(1, b"IN") + field(2, b"BYTES") + b"\xaa\0" + varint(len(strings)) + strings
     one += field(4, field(1, b"padding") + field(2, field(3, PADDING.encode())))
     data = field(1, b"model") + b"\xaa\x80\0" + varint(len(one)) + one
     [asked] = service_pb2.ModelInferRequest.FromString(data).inputs
     assert list(asked.contents.bytes_contents) == [b"a", b"b", b"c", b"c"]
-    made = digested(data)
+    made = rewritten(data)
     assert list(made.raw_input_contents) == [contents.read(asked.contents, "IN", BY_NAME["BYTES"].number, "model")]

@@ -53,7 +53,7 @@ class _Input(NamedTuple):
     elements: Elements | None
 
 
-def digest(data: Bytes) -> Callable[[Keep], LongWork[Pieces]] | None:
+def rewrite(data: Bytes) -> Callable[[Keep], LongWork[Pieces]] | None:
     """The work that rewrites a message before it is decoded; None if that is not needed. The work raises Malformed."""
     try:
         description = len(split(data).description)
