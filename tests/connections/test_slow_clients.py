@@ -49,7 +49,7 @@ def test_one_timer_looks_at_all_clients_and_none_where_there_are_none(clock: Clo
         protocols[0].add(opened, 5)
         [timer] = clock.timers
         assert timer.at == clock.now + WINDOW_S
-        clients.watch_arriving(sends)
+        clients.watch_receiver(sends)
         clients.watch_unread(reads)
         protocols[1].add(Client(), 5)
         [timer] = clock.timers
@@ -59,7 +59,7 @@ def test_one_timer_looks_at_all_clients_and_none_where_there_are_none(clock: Clo
         assert sends.told[0] == "stalled"
         assert reads.told[0] == "timed out"
         assert not opened.told
-        clients.unwatch_arriving(sends)
+        clients.unwatch_receiver(sends)
         clients.unwatch_unread(reads)
         clock.turns(3 * WINDOW_S + 1)
         [timer] = clock.timers
@@ -82,14 +82,14 @@ def test_others_are_looked_at_again_after_an_error_inside_the_server(clock: Cloc
     async def run() -> None:
         clients = SlowClients(RequestPace(500, 0))
         faulty, other = Faulty(), Client()
-        clients.watch_arriving(faulty)
-        clients.watch_arriving(other)
+        clients.watch_receiver(faulty)
+        clients.watch_receiver(other)
         with pytest.raises(RuntimeError):
             clock.turns(2 * WINDOW_S)
-        clients.unwatch_arriving(faulty)
+        clients.unwatch_receiver(faulty)
         clock.turns(2 * WINDOW_S)
         assert other.told[0] == "stalled"
-        clients.unwatch_arriving(other)
+        clients.unwatch_receiver(other)
 
     asyncio.run(run())
 

@@ -56,8 +56,8 @@ class Watching(SlowClients):
     def __init__(self) -> None:
         super().__init__()
         self.watched: set[Any] = set()
-        self.watch_arriving = self.watched.add  # type: ignore[method-assign]
-        self.unwatch_arriving = self.watched.discard  # type: ignore[method-assign]
+        self.watch_receiver = self.watched.add  # type: ignore[method-assign]
+        self.unwatch_receiver = self.watched.discard  # type: ignore[method-assign]
 
 
 def a_stream(

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from stubserve.connections.arrival import Arrivals
+from stubserve.connections.receive_buffers import ReceiveBuffers
 from stubserve.connections.slow_clients import SlowClients
 from stubserve.http.connection import HttpConnection
 from stubserve.http.shared import Connections
@@ -98,7 +98,7 @@ def serve() -> tuple[Model, HttpConnection, Transport, Connections]:
         regions=None,
         grpc_port=0,
         heap=memory.heap,
-        arrivals=Arrivals(memory, slow_clients, 1 << 19),
+        receive_buffers=ReceiveBuffers(memory, slow_clients, 1 << 19),
         slow_clients=slow_clients,
         max_connections=0,
         fair_queues=None,

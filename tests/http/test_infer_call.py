@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from stubserve.api.forwarded_headers import HeaderForwarding
-from stubserve.connections.arrival import Arrivals
+from stubserve.connections.receive_buffers import ReceiveBuffers
 from stubserve.connections.slow_clients import SlowClients
 from stubserve.errors import ServeError
 from stubserve.http.infer import HttpInferCall
@@ -51,7 +51,7 @@ def call_of(model: Model, memory: Memory, replies: list[Reply], forwarding: Any 
         regions=None,
         http_forwarding=forwarding,
         block=None,
-        arrivals=Arrivals(ServerMemory(1 << 24), SlowClients(), 1 << 24),
+        receive_buffers=ReceiveBuffers(ServerMemory(1 << 24), SlowClients(), 1 << 24),
     )
     request_head = SimpleNamespace(**{**fields, **head})
     return HttpInferCall(cast(Any, model), cast(Any, request_head), cast(Any, server), replies.append)

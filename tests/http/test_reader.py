@@ -20,7 +20,7 @@ def server(slow_clients: Any) -> Any:
     return SimpleNamespace(slow_clients=slow_clients, max_connections=0)
 
 
-class Arriving:
+class Receiver:
     """A connection that receives bytes, until it does not."""
 
     def __init__(self, receives: int) -> None:
@@ -37,9 +37,9 @@ def test_a_request_that_stops_arriving_is_given_up(monkeypatch: pytest.MonkeyPat
 
     async def watch() -> None:
         clients = SlowClients(RequestPace(min_rate=1))
-        slow, stopped = Arriving(20), Arriving(0)
-        clients.watch_arriving(slow)
-        clients.watch_arriving(stopped)
+        slow, stopped = Receiver(20), Receiver(0)
+        clients.watch_receiver(slow)
+        clients.watch_receiver(stopped)
 
         async def receive() -> None:
             while slow.receives:
@@ -49,10 +49,10 @@ def test_a_request_that_stops_arriving_is_given_up(monkeypatch: pytest.MonkeyPat
 
         receiving = asyncio.ensure_future(receive())
         await asyncio.wait_for(stopped.has_stalled.wait(), PATIENCE_S)
-        clients.unwatch_arriving(stopped)
+        clients.unwatch_receiver(stopped)
         await receiving
         await asyncio.wait_for(slow.has_stalled.wait(), PATIENCE_S)
-        clients.unwatch_arriving(slow)
+        clients.unwatch_receiver(slow)
 
     asyncio.run(watch())
 
@@ -77,7 +77,7 @@ def test_a_request_that_waits_for_the_server_has_not_stalled() -> None:
     watched: list[Any] = []
 
     clients = SlowClients()
-    clients.watch_arriving = watched.append  # type: ignore[method-assign]
+    clients.watch_receiver = watched.append  # type: ignore[method-assign]
     transport = Transport()
     connections = Connections(server(clients))
     reader = connections.reader(cast(Any, transport))

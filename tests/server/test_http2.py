@@ -17,7 +17,7 @@ from stubserve.grpc.http2 import frames
 from stubserve.grpc.http2.budget import MAX_IDLE_FRAMES, MAX_RESETS
 from stubserve.grpc.http2.frames import frame, rst_stream, window_update
 from stubserve.grpc.http2.reader import MAX_FRAME_BYTES, MAX_STREAMS
-from stubserve.grpc.http2.receiving import RECEIVE_WINDOW
+from stubserve.grpc.http2.receive_stream import RECEIVE_WINDOW
 from stubserve.grpc.wellknown import reflection
 from tests.real_server import Serving, io_config, write_model
 from tests.server.grpc_calls import SERVICE, connected, request

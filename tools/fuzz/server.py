@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from stubserve.connections.arrival import Arrivals
+from stubserve.connections.receive_buffers import ReceiveBuffers
 from stubserve.connections.slow_clients import SlowClients
 from stubserve.errors import ServeError, not_found
 from stubserve.inference.long_work import LongWork, Offload
@@ -156,7 +156,7 @@ class FuzzedServer:
         self.block = _shared_memory.block
         self.store = _shared_memory.store
         self.slow_clients = SlowClients(send_timeout_s=60.0, idle_timeout_s=60.0)
-        self.arrivals = Arrivals(_shared_memory, self.slow_clients, SHARED_BYTES // 2)
+        self.receive_buffers = ReceiveBuffers(_shared_memory, self.slow_clients, SHARED_BYTES // 2)
         self.offload = _offload
 
     @property

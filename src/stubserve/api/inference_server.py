@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stubserve.api.fair_queues import FairQueues
 from stubserve.api.forwarded_headers import HeaderForwarding
 from stubserve.api.placement import BodyPlacer, ReplyFormat, Store
-from stubserve.connections.arrival import Arrivals
+from stubserve.connections.receive_buffers import ReceiveBuffers
 from stubserve.connections.slow_clients import SlowClients
 from stubserve.inference.long_work import Offload
 from stubserve.inference.request import Request
@@ -43,7 +43,7 @@ class InferenceServer(Protocol):
     max_input_size: int
     grpc_port: int
     heap: HeapAccount
-    arrivals: Arrivals
+    receive_buffers: ReceiveBuffers
     slow_clients: SlowClients
     max_connections: int
     offload: Offload

@@ -58,7 +58,7 @@ class Owner(Protocol):
         """Frees the transfer's memory at once, and tells the client of `error` if it can be told."""
 
 
-class Arriving(Protocol):
+class Receiver(Protocol):
     """What has arrived in part: a connection's request, or a stream's message."""
 
     @property
@@ -174,7 +174,7 @@ class SlowClients:
         self._send_timeout_s = send_timeout_s
         # What holds memory; requests that have arrived in part; answers that may have unsent bytes
         self._transfers: set[Transfer] = set()
-        self._arriving: dict[Arriving, _Received] = {}
+        self._receivers: dict[Receiver, _Received] = {}
         self._unread: dict[Unread, UnreadAnswer] = {}
         # Each closes idle connections, and says whether any are open
         self._idle_sweeps: list[Callable[[], bool]] = []
@@ -217,16 +217,16 @@ class SlowClients:
         )
         return slowest.at_once
 
-    # Arriving requests
+    # Receivers
 
-    def watch_arriving(self, arriving: Arriving) -> None:
-        """`arriving` has begun and is not complete: its client must go on sending."""
-        self._arriving[arriving] = _Received(self.now(), arriving.bytes_received)
+    def watch_receiver(self, receiver: Receiver) -> None:
+        """`receiver` has begun and is not complete: its client must go on sending."""
+        self._receivers[receiver] = _Received(self.now(), receiver.bytes_received)
         self._run()
 
-    def unwatch_arriving(self, arriving: Arriving) -> None:
-        """`arriving` is complete, or its client may not send."""
-        self._arriving.pop(arriving, None)
+    def unwatch_receiver(self, receiver: Receiver) -> None:
+        """`receiver` is complete, or its client may not send."""
+        self._receivers.pop(receiver, None)
 
     # Answers
 
@@ -272,7 +272,7 @@ class SlowClients:
         """Looks at all that is under way."""
         now = self.now()
         min_rate, deadline_s = self.pace
-        for one, received in list(self._arriving.items()):
+        for one, received in list(self._receivers.items()):
             elapsed = now - received.at
             if deadline_s and monotonic() - received.began > deadline_s:
                 one.stalled()
@@ -316,7 +316,7 @@ class SlowClients:
         self._next_sweep = monotonic() + (min(self._send_timeout_s / 4, pause_s) if self._send_timeout_s else pause_s)
 
     def _run_on(self) -> None:
-        self._ticks = bool(self._transfers or self._arriving or self._unread)
+        self._ticks = bool(self._transfers or self._receivers or self._unread)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

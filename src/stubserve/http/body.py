@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.api.inference_server import InferenceServer
-from stubserve.connections.arrival import ArenaArrival
+from stubserve.connections.receive_buffers import ArenaBuffer
 from stubserve.connections.slow_clients import Owner
 from stubserve.errors import Code, ServeError, invalid
 from stubserve.http.message import MAX_FIELDS, BadRequest, RequestHead
@@ -44,9 +44,9 @@ def too_long_json(
     )
 
 
-def place(server: InferenceServer, head: RequestHead, connection: Hashable, owner: Owner) -> ArenaArrival:
+def place(server: InferenceServer, head: RequestHead, connection: Hashable, owner: Owner) -> ArenaBuffer:
     """Where a body of known length is received in the arena. Raises ServeError (503) if memory is short."""
-    return server.arrivals.into_arena(connection, owner, head.content_length, start(head))
+    return server.receive_buffers.arena_buffer(connection, owner, head.content_length, start(head))
 
 
 def start(head: RequestHead) -> int:

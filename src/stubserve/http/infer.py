@@ -18,7 +18,7 @@ from math import inf
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.api.placement import BodyPlacer, ReplyFormat
-from stubserve.connections.arrival import Content
+from stubserve.connections.receive_buffers import ContentBuffer
 from stubserve.connections.sent_memory import stored
 from stubserve.errors import ServeError, invalid, unsupported
 from stubserve.http import infer_document
@@ -133,7 +133,7 @@ class HttpInferCall(Call):
         signature = self.model.signature
         request: Request
         if rest is not None:
-            content = Content(server.arrivals.memory, server.max_input_size, start_of_body(self._head))
+            content = ContentBuffer(server.receive_buffers.memory, server.max_input_size, start_of_body(self._head))
             try:
                 yield from rest(content.add)
                 return (yield from self._read_later(content.finish(), content.block, content.offset, None))

@@ -25,13 +25,13 @@ class _ArenaBody:
 
     def __init__(self, server: ServerFacts, head: RequestHead, request: Request) -> None:
         self._given_up: ServeError | None = None
-        self.arrival = place(server, head, request, self)
+        self.buffer = place(server, head, request, self)
 
     def add(self, piece: bytes) -> None:
         """Raises ServeError."""
         if self._given_up is not None:
             raise self._given_up
-        self.arrival.add(memoryview(piece))
+        self.buffer.add(memoryview(piece))
 
     def give_up(self, error: ServeError) -> None:
         self.drop()
@@ -39,7 +39,7 @@ class _ArenaBody:
 
     def drop(self) -> None:
         if self._given_up is None:
-            self.arrival.drop()
+            self.buffer.drop()
 
 
 class InferRoute:
@@ -74,8 +74,8 @@ class InferRoute:
             try:
                 async for piece in request.stream():
                     arena_body.add(piece)
-                arrival = arena_body.arrival
-                call = start(arrival.view, arrival.block, arrival.offset)
+                buffer = arena_body.buffer
+                call = start(buffer.view, buffer.block, buffer.offset)
             finally:
                 arena_body.drop()
         else:

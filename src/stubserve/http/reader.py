@@ -18,7 +18,7 @@ import logging
 import re
 
 from stubserve.api.inference_server import InferenceServer
-from stubserve.connections.arrival import ArenaArrival, HeapArrival
+from stubserve.connections.receive_buffers import ArenaBuffer, HeapBuffer
 from stubserve.errors import ServeError, invalid
 from stubserve.http.body import ChunkedBody, place
 from stubserve.http.infer_encode import encode_error
@@ -180,8 +180,8 @@ class RequestReader:
         # The answer that refuses the request. Not the error: its traceback refers to this reader and to the data. The
         # body is kept in the arena, in the heap with an account, or in `_short_body`; not at all after a refusal.
         self.refusal: Reply | None = None
-        self.arena_body: ArenaArrival | None = None
-        self._heap_body: HeapArrival | None = None
+        self.arena_body: ArenaBuffer | None = None
+        self._heap_body: HeapBuffer | None = None
         self._short_body = b""
         self.raw = b""
 
@@ -235,7 +235,7 @@ class RequestReader:
             # The next request is probably as large: with a short first read, only that part of its body is copied.
             self.inbox = self._scratch[:_FIRST_BYTES]
         elif self._chunked is not None or self._left > FREE_BYTES:
-            self._heap_body = self._server.arrivals.into_heap(self, self)
+            self._heap_body = self._server.receive_buffers.heap_buffer(self, self)
 
     def take_body(self, keep: bool) -> bool:
         """Takes the part of the body that has come; True with the last part. Raises BadRequest.
@@ -270,7 +270,7 @@ class RequestReader:
         self._in_body = not complete
         return complete
 
-    def _keep_in_heap(self, body: HeapArrival, piece: bytes) -> None:
+    def _keep_in_heap(self, body: HeapBuffer, piece: bytes) -> None:
         """Raises ServeError if the body is too long, or memory is short."""
         limit = max(self._server.max_input_size, 1 << 20)
         if body.moved + len(piece) > limit:
@@ -310,11 +310,11 @@ class RequestReader:
             self.paused = False
             self._transport.resume_reading()
         # A client that has begun to send, and can go on, must do so at the minimum rate.
-        arriving = self._in_body or (self.data != b"" and not self.paused)
-        if arriving != self._watched:
-            self._watched = arriving
+        receiving = self._in_body or (self.data != b"" and not self.paused)
+        if receiving != self._watched:
+            self._watched = receiving
             clients = self._server.slow_clients
-            (clients.watch_arriving if arriving else clients.unwatch_arriving)(self)
+            (clients.watch_receiver if receiving else clients.unwatch_receiver)(self)
 
     def stalled(self) -> None:
         """The client does not send the rest of its request, or sends it too slowly."""

@@ -16,7 +16,7 @@ from stubserve.api.access import KINDS, OWNER
 from stubserve.api.fair_queues import OFF, FairQueues
 from stubserve.api.forwarded_headers import HeaderForwarding
 from stubserve.api.tokens import Tokens
-from stubserve.connections.arrival import Arrivals
+from stubserve.connections.receive_buffers import ReceiveBuffers
 from stubserve.connections.slow_clients import RequestPace, SlowClients
 from stubserve.errors import ServeError, invalid, overloaded, unavailable
 from stubserve.http.access import http_access
@@ -78,7 +78,7 @@ class Server:
         self.store = self.memory.store
         self.heap = self.memory.heap
         self.regions = _client_regions() if clients.shm else None
-        self.arrivals = Arrivals(self.memory, self.slow_clients, settings.connection_share_bytes)
+        self.receive_buffers = ReceiveBuffers(self.memory, self.slow_clients, settings.connection_share_bytes)
         self.cache = _response_cache(settings, self.memory) if settings.cache.name else None
         self.offload = Offload()
         self.large_json = JsonProcess(self.memory.block)

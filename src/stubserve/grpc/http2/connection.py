@@ -36,7 +36,7 @@ from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.grpc.http2.fields import MAX_LIST_BYTES
 from stubserve.grpc.http2.frames import ConnectionFault
 from stubserve.grpc.http2.reader import MAX_FRAME_BYTES, MAX_STREAMS, FrameReader
-from stubserve.grpc.http2.receiving import RECEIVE_WINDOW
+from stubserve.grpc.http2.receive_stream import RECEIVE_WINDOW
 from stubserve.grpc.http2.writer import FrameWriter
 from stubserve.grpc.service import Service
 from stubserve.settings.fronts import GrpcSettings
@@ -122,7 +122,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         """Watches a client that has begun something for which all else on the connection waits."""
         self._watched = self._reader.unfinished and not self._reader.closing
         clients = self._endpoint.slow_clients
-        (clients.watch_arriving if self._watched else clients.unwatch_arriving)(self)
+        (clients.watch_receiver if self._watched else clients.unwatch_receiver)(self)
 
     def eof_received(self) -> bool:
         return False
@@ -130,7 +130,7 @@ class Http2Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._writer.lose()
         self._endpoint.slow_clients.unwatch_unread(self)
-        self._endpoint.slow_clients.unwatch_arriving(self)
+        self._endpoint.slow_clients.unwatch_receiver(self)
         self._endpoint.open.forget(self)
         for timer in (self._keepalive, self._age):
             if timer is not None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from stubserve.errors import ServeError, unavailable
 from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.grpc.http2.heads import OPENING, opening
-from stubserve.grpc.http2.incoming import PREFIX_BYTES
+from stubserve.grpc.http2.message import PREFIX_BYTES
 from stubserve.grpc.http2.writer import FrameWriter
 from stubserve.grpc.transport import Answer, Keep, Parts, end_of
 from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs, finish, uncounted

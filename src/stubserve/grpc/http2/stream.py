@@ -1,8 +1,8 @@
 """One RPC on a connection: a `transport.Rpc` for the service, and an HTTP/2 stream for the client.
 
-`receiving` takes what the client sends. Answers leave at once if they can, and else through an `outbox`. This module
-has what both directions share: the handler, the deadline, and the end of an RPC, from whichever side. A usual unary RPC
-makes only this object, and leaves no reference cycle.
+`receive_stream` takes what the client sends. Answers leave at once if they can, and else through an `outbox`. This
+module has what both directions share: the handler, the deadline, and the end of an RPC, from whichever side. A usual
+unary RPC makes only this object, and leaves no reference cycle.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stubserve.grpc.http2 import frames
 from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.grpc.http2.heads import OPENING, RpcHead, trailers
 from stubserve.grpc.http2.outbox import Outbox
-from stubserve.grpc.http2.receiving import ReceivingStream
+from stubserve.grpc.http2.receive_stream import ReceiveStream
 from stubserve.grpc.http2.writer import FrameWriter
 from stubserve.grpc.transport import (
     CANCELLATION_LINE,
@@ -34,7 +34,7 @@ from stubserve.memory.heap_account import FREE_BYTES, HeapShare
 log = logging.getLogger("stubserve.grpc")
 
 
-class Http2Stream(ReceivingStream):
+class Http2Stream(ReceiveStream):
     """A stream that the client has opened, and with it the RPC's handler.
 
     `on_closed` is called when both sides are closed, which may be at once. `widened` is what the client takes beyond
@@ -203,11 +203,11 @@ class Http2Stream(ReceivingStream):
             self._drop_partial()
         if self._watched:
             self._watch_or_not()
-        if self._outbox is not None or self._prepared is not None:
+        if self._outbox is not None or self._decoder is not None:
             self._clear_outbox()
             self._drop_jobs()
             # The stream drops the objects that refer to it.
-            self._outbox = self._prepared = None
+            self._outbox = self._decoder = None
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -222,5 +222,5 @@ class Http2Stream(ReceivingStream):
     def _drop_jobs(self) -> None:
         if self._outbox is not None:
             self._outbox.drop_jobs()
-        if self._prepared is not None:
-            self._prepared.drop()
+        if self._decoder is not None:
+            self._decoder.drop()

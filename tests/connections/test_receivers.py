@@ -8,7 +8,7 @@ from stubserve.connections.slow_clients import WINDOW_S, RequestPace, SlowClient
 from tests.clock import Clock
 
 
-class Arriving:
+class Receiver:
     """A message that arrives at `rate` from now on."""
 
     def __init__(self, clock: Clock, rate: float) -> None:
@@ -30,12 +30,12 @@ def swept(clock: Clock, pace: RequestPace, rate: float, seconds: float) -> int:
 
     async def run() -> int:
         clients = SlowClients(pace)
-        message = Arriving(clock, rate)
-        clients.watch_arriving(message)
+        message = Receiver(clock, rate)
+        clients.watch_receiver(message)
         end = clock.now + seconds
         while clock.now < end and not message.stalls:
             clock.turns(WINDOW_S / 4)
-        clients.unwatch_arriving(message)
+        clients.unwatch_receiver(message)
         return message.stalls
 
     return asyncio.run(run())
@@ -64,14 +64,14 @@ def test_a_client_has_not_stalled_because_the_event_loop_has(clock: Clock) -> No
 
     async def run() -> None:
         clients = SlowClients(RequestPace(500, 0))
-        message = Arriving(clock, 0)
-        clients.watch_arriving(message)
+        message = Receiver(clock, 0)
+        clients.watch_receiver(message)
         clock.stands(10 * WINDOW_S)
         clients.sweep()
         assert not message.stalls
         clock.turns(WINDOW_S)
         clients.sweep()
         assert message.stalls
-        clients.unwatch_arriving(message)
+        clients.unwatch_receiver(message)
 
     asyncio.run(run())

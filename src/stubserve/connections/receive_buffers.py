@@ -26,7 +26,7 @@ FIRST_AHEAD = 64 * 1024
 MOST_AHEAD = 1024 * 1024
 
 
-class Arrivals:
+class ReceiveBuffers:
     """All messages of a server that are arriving. `share` is how much one connection may hold for them (bytes)."""
 
     def __init__(self, memory: Memory, clients: SlowClients, share: int) -> None:
@@ -35,54 +35,54 @@ class Arrivals:
         self.share = share
         self._held: dict[Hashable, int] = {}
 
-    def into_arena(self, connection: Hashable, owner: Owner, length: int, start: int = 0) -> ArenaArrival:
+    def arena_buffer(self, connection: Hashable, owner: Owner, length: int, start: int = 0) -> ArenaBuffer:
         """A message of `length` bytes, to lie `start` bytes into a block of the arena. Raises ServeError (503)."""
-        return ArenaArrival(self, connection, owner, length, start)
+        return ArenaBuffer(self, connection, owner, length, start)
 
-    def into_heap(self, connection: Hashable, owner: Owner) -> HeapArrival:
+    def heap_buffer(self, connection: Hashable, owner: Owner) -> HeapBuffer:
         """A message of unknown length."""
-        return HeapArrival(self, connection, owner)
+        return HeapBuffer(self, connection, owner)
 
-    # Called by arrivals
+    # Called by the buffers
 
-    def hold(self, arrival: Arrival, nbytes: int) -> None:
-        """`arrival` is about to hold `nbytes` in all. Raises ServeError (503) if its connection's share is full."""
-        connection = arrival.connection
+    def hold(self, buffer: ReceiveBuffer, nbytes: int) -> None:
+        """`buffer` is about to hold `nbytes` in all. Raises ServeError (503) if its connection's share is full."""
+        connection = buffer.connection
         before = self._held.get(connection, 0)
-        others = before - arrival.held
+        others = before - buffer.held
         if others and others + nbytes > self.share:
             raise overloaded(
                 f"unfinished requests of this connection hold {before} bytes; together they may hold {self.share}. "
                 "Send one after the other, or raise --connection-share or --shm-limit"
             )
         self._held[connection] = others + nbytes
-        arrival.held = nbytes
-        self.clients.add(arrival)
+        buffer.held = nbytes
+        self.clients.add(buffer)
 
-    def forget(self, arrival: Arrival) -> None:
-        """`arrival` is complete, or given up."""
-        self.clients.forget(arrival)
-        held, arrival.held = arrival.held, 0
+    def forget(self, buffer: ReceiveBuffer) -> None:
+        """`buffer` is complete, or given up."""
+        self.clients.forget(buffer)
+        held, buffer.held = buffer.held, 0
         if held:
-            left = self._held[arrival.connection] - held
+            left = self._held[buffer.connection] - held
             if left:
-                self._held[arrival.connection] = left
+                self._held[buffer.connection] = left
             else:
-                del self._held[arrival.connection]
+                del self._held[buffer.connection]
 
 
-class Arrival(Transfer):
+class ReceiveBuffer(Transfer):
     """One message, on its connection."""
 
-    __slots__ = ("_arrivals", "connection")
+    __slots__ = ("_buffers", "connection")
 
-    def __init__(self, arrivals: Arrivals, connection: Hashable, owner: Owner) -> None:
-        super().__init__(owner, arrivals.clients)
-        self._arrivals = arrivals
+    def __init__(self, buffers: ReceiveBuffers, connection: Hashable, owner: Owner) -> None:
+        super().__init__(owner, buffers.clients)
+        self._buffers = buffers
         self.connection = connection
 
 
-class ArenaArrival(Arrival):
+class ArenaBuffer(ReceiveBuffer):
     """A message that the socket writes into the arena: `view` is all of it, at arena offset `offset` in `block`.
 
     `ready` is how many bytes of `view` may be written, from its beginning on. Its receiver owns the block's first hold
@@ -91,17 +91,17 @@ class ArenaArrival(Arrival):
 
     __slots__ = ("_start", "block", "length", "offset", "ready", "view")
 
-    def __init__(self, arrivals: Arrivals, connection: Hashable, owner: Owner, length: int, start: int) -> None:
-        super().__init__(arrivals, connection, owner)
+    def __init__(self, buffers: ReceiveBuffers, connection: Hashable, owner: Owner, length: int, start: int) -> None:
+        super().__init__(buffers, connection, owner)
         self.length = length
         self._start = start
         first = start + min(length, FIRST_AHEAD)
-        arrivals.hold(self, first)
+        buffers.hold(self, first)
         self.growing = True
         try:
-            self.block, committed = arrivals.memory.reserve(start + length, first)
+            self.block, committed = buffers.memory.reserve(start + length, first)
         except ServeError:
-            arrivals.forget(self)
+            buffers.forget(self)
             raise
         finally:
             self.growing = False
@@ -129,7 +129,7 @@ class ArenaArrival(Arrival):
         moved = self.moved + nbytes
         if moved == self.length:
             self.moved = moved
-            self._arrivals.forget(self)
+            self._buffers.forget(self)
             return True
         self.has_moved(moved)
         if self.ready < self.length:
@@ -140,21 +140,21 @@ class ArenaArrival(Arrival):
 
     def drop(self) -> None:
         if self.held:
-            self._arrivals.forget(self)
+            self._buffers.forget(self)
         self.block.drop()
 
     def _grow(self, wanted: int) -> None:
         wanted = self._start + min(wanted, self.length)
-        self._arrivals.hold(self, wanted)
+        self._buffers.hold(self, wanted)
         self.growing = True
         try:
-            committed = self._arrivals.memory.grow(self.block, wanted)
+            committed = self._buffers.memory.grow(self.block, wanted)
         finally:
             self.growing = False
         self.ready = min(committed - self._start, self.length)
 
 
-class Content:
+class ContentBuffer:
     """The decompressed content of a message, which is written into the arena piece by piece.
 
     Its length is unknown before its end, and is at most `most` bytes: these are address space, in which memory is
@@ -195,19 +195,19 @@ class Content:
         self.block.drop()
 
 
-class HeapArrival(Arrival):
+class HeapBuffer(ReceiveBuffer):
     """A message of a length that is not known before its end: bytes in the heap, counted in its account."""
 
     __slots__ = ("_data", "_share")
 
-    def __init__(self, arrivals: Arrivals, connection: Hashable, owner: Owner) -> None:
-        super().__init__(arrivals, connection, owner)
+    def __init__(self, buffers: ReceiveBuffers, connection: Hashable, owner: Owner) -> None:
+        super().__init__(buffers, connection, owner)
         self._data = bytearray()
-        self._share: HeapShare = arrivals.memory.heap.share()
+        self._share: HeapShare = buffers.memory.heap.share()
 
     def add(self, data: bytes) -> None:
         """Takes more bytes. Raises ServeError (503); the caller must then drop the message."""
-        self._arrivals.hold(self, self.moved + len(data))
+        self._buffers.hold(self, self.moved + len(data))
         self.growing = True
         try:
             self._share.add(len(data))
@@ -218,11 +218,11 @@ class HeapArrival(Arrival):
 
     def finish(self) -> tuple[bytes, HeapShare]:
         """All of the message, and the share in which it is counted, for its new owner."""
-        self._arrivals.forget(self)
+        self._buffers.forget(self)
         data, self._data = bytes(self._data), bytearray()
         return data, self._share
 
     def drop(self) -> None:
-        self._arrivals.forget(self)
+        self._buffers.forget(self)
         self._data = bytearray()
         self._share.drop()

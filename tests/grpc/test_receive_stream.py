@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from stubserve.connections.arrival import Arrivals
+from stubserve.connections.receive_buffers import ReceiveBuffers
 from stubserve.connections.slow_clients import SlowClients
 from stubserve.grpc.http2.endpoint import SHORT_MESSAGES_BYTES, Endpoint
 from stubserve.grpc.http2.heads import RpcHead
-from stubserve.grpc.http2.incoming import SHORT_BYTES
+from stubserve.grpc.http2.message import SHORT_BYTES
 from stubserve.grpc.http2.stream import Http2Stream
 from stubserve.grpc.transport import Method
 from stubserve.memory.blocks import Block
@@ -39,8 +39,8 @@ class Taker:
 
 def an_endpoint(memory: Memory | None = None) -> Endpoint:
     clients = SlowClients()
-    arrivals = None if memory is None else Arrivals(memory, clients, 32 << 20)
-    server = SimpleNamespace(slow_clients=clients, max_connections=0, arrivals=arrivals, offload=None)
+    buffers = None if memory is None else ReceiveBuffers(memory, clients, 32 << 20)
+    server = SimpleNamespace(slow_clients=clients, max_connections=0, receive_buffers=buffers, offload=None)
     if memory is not None:
         server.heap = memory.heap
     return Endpoint(cast(Any, server), {}, GrpcSettings())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from stubserve_stub.wire.layout import ALIGNMENT
 
-from stubserve.connections.arrival import FIRST_AHEAD, MOST_AHEAD, Arrival, Arrivals
+from stubserve.connections.receive_buffers import FIRST_AHEAD, MOST_AHEAD, ReceiveBuffer, ReceiveBuffers
 from stubserve.connections.slow_clients import RATE_S, SLOW_RATE, SlowClients
 from stubserve.errors import ServeError
 from stubserve.memory.server_memory import Memory
@@ -21,13 +21,13 @@ class Receiver:
     """A connection: lets go of its message when it is told to."""
 
     def __init__(self) -> None:
-        self.arrival: Arrival | None = None
+        self.buffer: ReceiveBuffer | None = None
         self.error: ServeError | None = None
 
     def give_up(self, error: ServeError) -> None:
-        assert self.arrival is not None
+        assert self.buffer is not None
         self.error = error
-        self.arrival.drop()
+        self.buffer.drop()
 
 
 class Server:
@@ -37,7 +37,7 @@ class Server:
         self.memory = Memory(LIMIT)
         clients = SlowClients()
         self.memory.make_room = clients.make_room
-        self.arrivals = Arrivals(self.memory, clients, LIMIT // 2)
+        self.receive_buffers = ReceiveBuffers(self.memory, clients, LIMIT // 2)
 
     @property
     def committed(self) -> int:
@@ -45,12 +45,12 @@ class Server:
 
     def receive(self, length: int, connection: object = None, start: int = 0) -> Receiver:
         receiver = Receiver()
-        receiver.arrival = self.arrivals.into_arena(connection or receiver, receiver, length, start)
+        receiver.buffer = self.receive_buffers.arena_buffer(connection or receiver, receiver, length, start)
         return receiver
 
     def collect(self) -> Receiver:
         receiver = Receiver()
-        receiver.arrival = self.arrivals.into_heap(receiver, receiver)
+        receiver.buffer = self.receive_buffers.heap_buffer(receiver, receiver)
         return receiver
 
 
@@ -64,23 +64,23 @@ def server(clock: Clock) -> Iterator[Server]:
 
 def fill(receiver: Receiver, upto: int) -> None:
     """Bytes arrive as a socket brings them: as many as there is place for."""
-    arrival = receiver.arrival
-    while arrival.moved < upto:
-        place = arrival.rest
-        count = min(len(place), upto - arrival.moved)
+    buffer = receiver.buffer
+    while buffer.moved < upto:
+        place = buffer.rest
+        count = min(len(place), upto - buffer.moved)
         assert count
         place[:count] = b"x" * count
-        arrival.advance(count)
+        buffer.advance(count)
 
 
 def test_a_claim_takes_next_to_nothing(server: Server) -> None:
     claims = [server.receive(LIMIT // 2) for _ in range(2)]
     for claim in claims:
-        claim.arrival.add(memoryview(b"x"))
+        claim.buffer.add(memoryview(b"x"))
     assert server.committed <= len(claims) * FIRST_AHEAD
     server.memory.block(LIMIT // 4).drop()
     for claim in claims:
-        claim.arrival.drop()
+        claim.buffer.drop()
 
 
 def test_memory_comes_ahead_of_the_bytes_but_not_far(server: Server) -> None:
@@ -89,21 +89,21 @@ def test_memory_comes_ahead_of_the_bytes_but_not_far(server: Server) -> None:
     for upto in (1000, FIRST_AHEAD, MIB, 5 * MIB + 17, length - 1):
         fill(one, upto)
         assert server.committed <= upto + min(max(upto, FIRST_AHEAD), MOST_AHEAD) + 8192
-    assert one.arrival.moved < one.arrival.length
+    assert one.buffer.moved < one.buffer.length
     fill(one, length)
-    assert one.arrival.moved == one.arrival.length
-    assert bytes(one.arrival.view) == b"x" * length
-    one.arrival.drop()
+    assert one.buffer.moved == one.buffer.length
+    assert bytes(one.buffer.view) == b"x" * length
+    one.buffer.drop()
     # Whole and warm now: the next one of its size has all of its place at once.
     again = server.receive(length, start=ALIGNMENT - 1)
-    assert len(again.arrival.rest) == length
-    again.arrival.drop()
+    assert len(again.buffer.rest) == length
+    again.buffer.drop()
 
 
 def test_what_was_given_up_in_the_middle_goes_back_to_the_system(server: Server) -> None:
     one = server.receive(32 * MIB)
     fill(one, 20 * MIB)
-    one.arrival.drop()
+    one.buffer.drop()
     assert server.committed == 0
 
 
@@ -120,7 +120,7 @@ def test_who_trickles_yields_to_who_needs_memory(server: Server, clock: Clock) -
     fill(quick, 48 * MIB)
     assert "the transfer was slow" in trickler.error.message
     assert "--shm-limit" in trickler.error.message
-    quick.arrival.drop()
+    quick.buffer.drop()
 
 
 def test_the_slowest_goes_first_and_no_more_than_is_needed(server: Server, clock: Clock) -> None:
@@ -137,7 +137,7 @@ def test_the_slowest_goes_first_and_no_more_than_is_needed(server: Server, clock
     server.memory.block(40 * MIB).drop()
     assert slower.error is not None
     assert slow.error is None
-    slow.arrival.drop()
+    slow.buffer.drop()
 
 
 def test_who_is_quick_or_new_does_not_yield(server: Server, clock: Clock) -> None:
@@ -150,8 +150,8 @@ def test_who_is_quick_or_new_does_not_yield(server: Server, clock: Clock) -> Non
         server.memory.block(48 * MIB)
     assert quick.error is None
     assert new.error is None
-    quick.arrival.drop()
-    new.arrival.drop()
+    quick.buffer.drop()
+    new.buffer.drop()
 
 
 def test_a_message_that_needs_memory_does_not_yield_to_itself(server: Server, clock: Clock) -> None:
@@ -162,7 +162,7 @@ def test_a_message_that_needs_memory_does_not_yield_to_itself(server: Server, cl
     with pytest.raises(ServeError, match="--shm-limit"):
         fill(one, 60 * MIB)
     assert one.error is None
-    one.arrival.drop()
+    one.buffer.drop()
     block.drop()
 
 
@@ -172,19 +172,19 @@ def test_several_of_one_connection_have_a_share_together(server: Server) -> None
     fill(first, 20 * MIB)
     with pytest.raises(ServeError, match="--connection-share"):
         fill(second, 30 * MIB)
-    second.arrival.drop()
+    second.buffer.drop()
     # Alone it may hold what there is.
     fill(first, 30 * MIB)
     third = server.receive(48 * MIB, connection)
-    first.arrival.drop()
+    first.buffer.drop()
     fill(third, 40 * MIB)
-    third.arrival.drop()
+    third.buffer.drop()
 
 
 def test_bytes_of_unknown_length_are_counted_and_yield_too(server: Server, clock: Clock) -> None:
     chunked = server.collect()
     for _ in range(40):
-        chunked.arrival.add(bytes(MIB))
+        chunked.buffer.add(bytes(MIB))
     assert server.memory.heap.taken == 40 * MIB
     clock.turns(10)
     server.memory.block(40 * MIB).drop()
@@ -194,8 +194,8 @@ def test_bytes_of_unknown_length_are_counted_and_yield_too(server: Server, clock
 
 def test_who_takes_a_finished_message_takes_its_share(server: Server) -> None:
     chunked = server.collect()
-    chunked.arrival.add(bytes(MIB))
-    data, share = chunked.arrival.finish()
+    chunked.buffer.add(bytes(MIB))
+    data, share = chunked.buffer.finish()
     assert len(data) == server.memory.heap.taken == MIB
     share.drop()
 
@@ -209,4 +209,4 @@ def test_nobody_yields_to_what_never_fits(server: Server, clock: Clock) -> None:
     with pytest.raises(ServeError, match="--shm-limit"):
         server.receive(LIMIT + MIB)
     assert slow.error is None
-    slow.arrival.drop()
+    slow.buffer.drop()

@@ -1,7 +1,7 @@
 """The receiving half of a stream: puts the client's bytes together to messages for the RPC's handler.
 
-A whole message is taken at once. A message in parts is put together (`incoming`), and a long or compressed message is
-prepared (`preparation`). The client may send a window ahead of that, and must go on with a message once begun.
+A whole message is taken at once. A message in parts is put together (`message`), and a long or compressed message is
+decoded (`message_decoder`). The client may send a window ahead of that, and must go on with a message once begun.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from stubserve.grpc.http2 import frames
 from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.grpc.http2.frames import StreamFault
 from stubserve.grpc.http2.heads import RpcHead
-from stubserve.grpc.http2.incoming import PREFIX_BYTES, Message, PartialMessage, check_prefix
-from stubserve.grpc.http2.preparation import PreparedMessages
+from stubserve.grpc.http2.message import PREFIX_BYTES, Message, PartialMessage, check_prefix
+from stubserve.grpc.http2.message_decoder import MessageDecoder
 from stubserve.grpc.http2.writer import FrameWriter
 from stubserve.grpc.transport import DEADLINE_EXCEEDED, INTERNAL, Handler, Method, end_of
 from stubserve.grpc.wire import Malformed
@@ -27,17 +27,17 @@ log = logging.getLogger("stubserve.grpc")
 RECEIVE_WINDOW = 2 << 20
 
 
-class ReceivingStream:
+class ReceiveStream:
     """The received side of a stream. `receive_window` is what the client may still send."""
 
     __slots__ = (
         "_asked",
+        "_decoder",
         "_endpoint",
         "_handler",
         "_head",
         "_method",
         "_partial",
-        "_prepared",
         "_reading",
         "_status",
         "_watched",
@@ -59,7 +59,7 @@ class ReceivingStream:
         self._status: tuple[int, str] | None = None
         # The current message, messages that wait, and whether the client is watched
         self._partial: PartialMessage | None = None
-        self._prepared: PreparedMessages | None = None
+        self._decoder: MessageDecoder | None = None
         self._watched = False
         self.bytes_received = 0
         self.receive_window = RECEIVE_WINDOW
@@ -88,7 +88,7 @@ class ReceivingStream:
                             if flag or length > self._method.max_bytes:
                                 check_prefix(flag, length, self._head.encoding, self._method.max_bytes)
                             content = bytes(data[behind:at])
-                            if flag or length > LARGE_BYTES or self._prepared is not None:
+                            if flag or length > LARGE_BYTES or self._decoder is not None:
                                 self._take(Message(content, None, 0, flag == 1))
                             else:
                                 self._pass_on(content, None, 0)
@@ -119,7 +119,7 @@ class ReceivingStream:
 
     def ended_by_client(self) -> None:
         self.half_closed = True
-        if self._status is not None or (self._prepared is not None and self._prepared.busy):
+        if self._status is not None or (self._decoder is not None and self._decoder.busy):
             return
         if self._handler is not None:
             if self._partial is not None or (self._method.unary and not self._asked):
@@ -155,14 +155,14 @@ class ReceivingStream:
 
     def _take(self, message: Message) -> None:
         """Takes a complete message. Raises Malformed and ServeError."""
-        prepared = self._prepared
-        waits = prepared is not None and prepared.busy
+        decoder = self._decoder
+        waits = decoder is not None and decoder.busy
         if waits or message.compressed or len(message.data) > LARGE_BYTES:
-            if prepared is None:
-                prepared = self._prepared = PreparedMessages(
+            if decoder is None:
+                decoder = self._decoder = MessageDecoder(
                     self._endpoint.server, self._method.rewrite, self._pass_on, self._none_waits
                 )
-            prepared.add(message)
+            decoder.add(message)
             return
         try:
             self._pass_on(message.data, message.block, message.offset)
@@ -192,7 +192,7 @@ class ReceivingStream:
         """Lets the client send more once it has used half of its window, and at once the whole of a large message."""
         if not self._reading or self.half_closed or self._status is not None:
             return
-        if self._prepared is not None and self._prepared.busy:
+        if self._decoder is not None and self._decoder.busy:
             return
         missing = 0 if self._partial is None else self._partial.missing
         more = min(RECEIVE_WINDOW + missing, frames.MAX_WINDOW) - self.receive_window
@@ -206,7 +206,7 @@ class ReceivingStream:
         if watched != self._watched:
             self._watched = watched
             clients = self._endpoint.slow_clients
-            (clients.watch_arriving if watched else clients.unwatch_arriving)(self)
+            (clients.watch_receiver if watched else clients.unwatch_receiver)(self)
 
     def _drop_partial(self) -> None:
         partial, self._partial = self._partial, None

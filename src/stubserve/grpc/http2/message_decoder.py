@@ -1,4 +1,4 @@
-"""Messages of one stream that need work before their handler gets them.
+"""Decodes the messages of one stream that need work before their handler gets them.
 
 Compressed messages are decompressed. A few kilobytes may stand for gigabytes, so no more of a message is made than its
 limit, and each piece is counted before the next is made. Large messages get the form that their method wants
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from stubserve_stub.wire.layout import ALIGNMENT
 
 from stubserve.api.inference_server import InferenceServer
-from stubserve.connections.arrival import Content
-from stubserve.grpc.http2.incoming import Message, MessageRefusal
+from stubserve.connections.receive_buffers import ContentBuffer
+from stubserve.grpc.http2.message import Message, MessageRefusal
 from stubserve.grpc.infer_decode import first_raw
 from stubserve.grpc.transport import INTERNAL, RESOURCE_EXHAUSTED, Making, Parts, Rewrite
 from stubserve.inference.long_work import LARGE_BYTES, LongWork, OrderedJobs
@@ -31,11 +31,11 @@ _DETECT_FORMAT = 32 + zlib.MAX_WBITS
 _COPIED_BYTES = 1 << 20
 
 
-class PreparedMessages:
-    """The messages of one stream, in their order.
+class MessageDecoder:
+    """Decodes the messages of one stream, and hands them on in their order.
 
-    `take` gets each; the message is promised until `take` returns. `over` is called when no message waits any more, or
-    with the error of a message that could not be prepared; no message follows that.
+    `take` gets each; the message is promised until `take` returns. `done` is called when no message waits any more, or
+    with the error of a message that could not be decoded; no message follows that.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class PreparedMessages:
         server: InferenceServer,
         rewrite: Rewrite | None,
         take: Callable[[bytes | memoryview, Block | None, int], None],
-        over: Callable[[BaseException | None], None],
+        done: Callable[[BaseException | None], None],
     ) -> None:
         self._server = server
         self._rewrite_message = rewrite
         self._take = take
-        self._over = over
+        self._done = done
         self._jobs = OrderedJobs(server.offload)
 
     @property
@@ -68,24 +68,24 @@ class PreparedMessages:
             held.drop()
             raise
         if busy or steps is not None:
-            self._jobs.add(steps, functools.partial(self._prepared, held))
+            self._jobs.add(steps, functools.partial(self._worked_on, held))
         else:
             self._pass_on(held)
 
     def drop(self) -> None:
         self._jobs.drop()
 
-    def _prepared(self, held: _Held, error: BaseException | None) -> None:
+    def _worked_on(self, held: _Held, error: BaseException | None) -> None:
         """The turn of a message has come: its work is done, has failed with `error`, or nobody wants it any more."""
         if error is not None:
             held.drop()
-            self._over(error)
+            self._done(error)
         elif self._jobs.dropped:
             held.drop()
         else:
             self._pass_on(held)
             if not self._jobs.busy:
-                self._over(None)
+                self._done(None)
 
     def _pass_on(self, held: _Held) -> None:
         try:
@@ -106,13 +106,13 @@ class PreparedMessages:
         return None
 
     def _decompress(self, held: _Held, limit: int) -> LongWork[None]:
-        content: Content | None = None
+        content: ContentBuffer | None = None
 
         def add(piece: bytes) -> None:
             nonlocal content
             if content is None:
                 start = -first_raw(memoryview(piece)) % ALIGNMENT
-                content = Content(self._server.arrivals.memory, limit, start)
+                content = ContentBuffer(self._server.receive_buffers.memory, limit, start)
             content.add(piece)
 
         try:

@@ -1,8 +1,8 @@
 """A message that a client sends on a stream, put together from its parts.
 
 A short message is bytes, and takes memory as it comes; all unfinished short messages share a bounded part of the heap.
-Any other is received into the arena by the rules of `connections.arrival`: the length that its prefix claims takes no
-memory from others. It is placed so that its first raw tensor is aligned.
+Any other is received into the arena by the rules of `connections.receive_buffers`: the length that its prefix
+claims takes no memory from others. It is placed so that its first raw tensor is aligned.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from stubserve_stub.wire.layout import ALIGNMENT
 
-from stubserve.connections.arrival import ArenaArrival
+from stubserve.connections.receive_buffers import ArenaBuffer
 from stubserve.connections.slow_clients import Owner
 from stubserve.grpc.http2.endpoint import Endpoint
 from stubserve.grpc.infer_decode import first_raw
@@ -23,7 +23,7 @@ from stubserve.memory.blocks import Block
 PREFIX_BYTES = 5
 # Longer messages go to the arena; so do short messages when the heap's part is full.
 SHORT_BYTES = 64 * 1024
-# Steps in which an arrival is told what has come: looking at the clock for each frame costs more than copying it.
+# Steps in which a buffer is told what has come: looking at the clock for each frame costs more than copying it.
 _REPORTED_BYTES = 128 * 1024
 
 
@@ -82,7 +82,7 @@ class PartialMessage:
         self._length = -1
         self._filled = 0
         self._short: bytearray | None = None
-        self._arrival: ArenaArrival | None = None
+        self._buffer: ArenaBuffer | None = None
         self._ready = 0
         self._compressed = False
 
@@ -93,7 +93,7 @@ class PartialMessage:
     @property
     def missing(self) -> int:
         """The bytes still to come of a message for the arena; 0 for a short message."""
-        return 0 if self._arrival is None else self._length - self._filled
+        return 0 if self._buffer is None else self._length - self._filled
 
     def feed(self, data: memoryview, at: int) -> int:
         """Takes this message's part of the payload of a DATA frame, from `at` on; the position behind it.
@@ -117,25 +117,25 @@ class PartialMessage:
 
     def finish(self) -> Message:
         """The message, when it is complete."""
-        arrival = self._arrival
-        if arrival is None:
+        buffer = self._buffer
+        if buffer is None:
             assert self._short is not None
             message = Message(bytes(self._short), None, 0, self._compressed)
         else:
-            message = Message(arrival.view, arrival.block, arrival.offset, self._compressed)
+            message = Message(buffer.view, buffer.block, buffer.offset, self._compressed)
         self._forget()
         return message
 
     def drop(self) -> None:
-        arrival = self._arrival
+        buffer = self._buffer
         self._forget()
-        if arrival is not None:
-            arrival.drop()
+        if buffer is not None:
+            buffer.drop()
 
     def _forget(self) -> None:
         if self._short is not None:
             self._endpoint.short_messages_left += self._length
-        self._short = self._arrival = self._owner = None
+        self._short = self._buffer = self._owner = None
 
     def _begin(self, beginning: memoryview) -> None:
         flag, length = self._prefix[0], int.from_bytes(self._prefix[1:], "big")
@@ -147,22 +147,22 @@ class PartialMessage:
         else:
             start = 0 if flag else -first_raw(beginning) % ALIGNMENT
             assert self._owner is not None
-            arrivals = self._endpoint.server.arrivals
-            self._arrival = arrivals.into_arena(self._connection, self._owner, length, start)
-            self._ready = self._arrival.ready
+            buffers = self._endpoint.server.receive_buffers
+            self._buffer = buffers.arena_buffer(self._connection, self._owner, length, start)
+            self._ready = self._buffer.ready
         self._length = length
 
     def _place(self, data: memoryview) -> None:
         """Writes a part into the arena. Raises ServeError."""
-        arrival = self._arrival
-        assert arrival is not None
+        buffer = self._buffer
+        assert buffer is not None
         end = self._filled + len(data)
         if end > self._ready:
-            arrival.advance(self._filled - arrival.moved)
-            arrival.add(data)
+            buffer.advance(self._filled - buffer.moved)
+            buffer.add(data)
         else:
-            arrival.view[self._filled : end] = data
-            if end - arrival.moved < _REPORTED_BYTES and end < self._length:
+            buffer.view[self._filled : end] = data
+            if end - buffer.moved < _REPORTED_BYTES and end < self._length:
                 return
-            arrival.advance(end - arrival.moved)
-        self._ready = arrival.ready
+            buffer.advance(end - buffer.moved)
+        self._ready = buffer.ready

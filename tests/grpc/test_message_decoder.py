@@ -7,10 +7,10 @@ import gzip
 from types import SimpleNamespace
 from typing import Any, cast
 
-from stubserve.connections.arrival import Arrivals
+from stubserve.connections.receive_buffers import ReceiveBuffers
 from stubserve.connections.slow_clients import SlowClients
-from stubserve.grpc.http2.incoming import Message
-from stubserve.grpc.http2.preparation import PreparedMessages
+from stubserve.grpc.http2.message import Message
+from stubserve.grpc.http2.message_decoder import MessageDecoder
 from stubserve.inference.long_work import LARGE_BYTES, Offload
 from stubserve.memory.server_memory import Memory
 
@@ -28,7 +28,7 @@ def test_nobody_gets_a_message_behind_one_that_is_refused() -> None:
             max_input_size=1 << 20,
             heap=memory.heap,
             block=memory.block,
-            arrivals=Arrivals(memory, SlowClients(), 1 << 20),
+            receive_buffers=ReceiveBuffers(memory, SlowClients(), 1 << 20),
         )
         refused = asyncio.Event()
 
@@ -39,7 +39,7 @@ def test_nobody_gets_a_message_behind_one_that_is_refused() -> None:
             refusals.append(str(refusal))
             refused.set()
 
-        messages = PreparedMessages(cast(Any, server), None, lambda data, *_: taken.append(bytes(data)), over)
+        messages = MessageDecoder(cast(Any, server), None, lambda data, *_: taken.append(bytes(data)), over)
         whole = gzip.compress(b"whole")
         messages.add(Message(whole, compressed=True))
         messages.add(Message(b"\xff" * (LARGE_BYTES + 1), compressed=True))
