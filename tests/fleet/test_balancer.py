@@ -40,7 +40,7 @@ START = '"sequence_start": true'
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not haproxy(), reason="needs HAProxy")]
 
 
-class Everyone(BaseHTTPRequestHandler):
+class FanOut(BaseHTTPRequestHandler):
     """In the place of what asks all servers."""
 
     def do_GET(self) -> None:
@@ -140,9 +140,9 @@ def two_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
     with contextlib.ExitStack() as stack:
         fronted = Fronted(tmp_path_factory.mktemp("two"), stack)
         fronted.show(*(fronted.server(number, "sums", ids="STRING")[1] for number in (1, 2)))
-        everyone = stack.enter_context(HTTPServer(("127.0.0.1", fronted.addresses.everyone_http), Everyone))
-        threading.Thread(target=everyone.serve_forever).start()
-        stack.callback(everyone.shutdown)
+        fan_out = stack.enter_context(HTTPServer(("127.0.0.1", fronted.addresses.fan_out_http), FanOut))
+        threading.Thread(target=fan_out.serve_forever).start()
+        stack.callback(fan_out.shutdown)
         yield fronted
 
 

@@ -4,7 +4,7 @@ A fleet has three kinds of actors, in an application with the fronts and one for
 
 - A replica of a group is a `stubserve serve` of its own, with HTTP and gRPC.
 - A front, at most one a node, has the address of all. An HAProxy sends each request to a replica; what concerns all
-  replicas (loads, statistics, settings) it sends to `everyone`, which asks each of them.
+  replicas (loads, statistics, settings) it sends to `fan_out`, which asks each of them.
 - The directory is one actor that knows which replicas there are, and which models were loaded by request.
 
 What it guarantees: a request that a replica may have begun is never sent again. A sequence stays with its replica, also

@@ -60,30 +60,30 @@ frontend http
     http-request return status 400 {json} '{{"error":"the path is malformed"}}' unless {{ var(txn.path) -m found }}
     http-request return status 400 {json} '{{"error":"ask a server itself"}}' if {{ var(txn.path) -m str /v2/drain }}
     http-request set-var(txn.model) var(txn.path),field(4,/),url_enc
-{sequences_http}    use_backend everyone_http if {{ var(txn.path) -m beg /v2/repository/ /v2/logging /v2/trace/ }}
-    use_backend everyone_http if {{ var(txn.path) -m beg /v2/systemsharedmemory /v2/cudasharedmemory }}
-    use_backend everyone_http if {{ var(txn.path) -m end /stats /trace/setting }}
+{sequences_http}    use_backend fan_out_http if {{ var(txn.path) -m beg /v2/repository/ /v2/logging /v2/trace/ }}
+    use_backend fan_out_http if {{ var(txn.path) -m beg /v2/systemsharedmemory /v2/cudasharedmemory }}
+    use_backend fan_out_http if {{ var(txn.path) -m end /stats /trace/setting }}
 {by_model_http}    default_backend http_{first}
 
 frontend grpc
     bind {address}:{grpc} proto h2
-{model_grpc}{sequences_grpc}    use_backend everyone_grpc if {{ path_beg {service}Repository }}
-    use_backend everyone_grpc if {{ path_beg {service}SystemShared {service}CudaShared }}
-    use_backend everyone_grpc if {{ path {service}ModelStatistics {service}TraceSetting {service}LogSettings }}
+{model_grpc}{sequences_grpc}    use_backend fan_out_grpc if {{ path_beg {service}Repository }}
+    use_backend fan_out_grpc if {{ path_beg {service}SystemShared {service}CudaShared }}
+    use_backend fan_out_grpc if {{ path {service}ModelStatistics {service}TraceSetting {service}LogSettings }}
 {by_model_grpc}    default_backend grpc_{first}
 
 frontend metrics
     bind {address}:{metrics}
     http-request deny deny_status 404 unless {{ path /metrics }}
-    default_backend everyone_http
+    default_backend fan_out_http
 
-backend everyone_http
+backend fan_out_http
     timeout queue 10s
-    server everyone 127.0.0.1:{everyone_http} maxconn {most}
+    server fan_out 127.0.0.1:{fan_out_http} maxconn {most}
 
-backend everyone_grpc
+backend fan_out_grpc
     timeout queue 10s
-    server everyone 127.0.0.1:{everyone_grpc} proto h2 maxconn {most}
+    server fan_out 127.0.0.1:{fan_out_grpc} proto h2 maxconn {most}
 """
 
 _BY_MODEL = "    use_backend {kind}_%[{group}] if {{ {group} -m found }}\n"
@@ -153,8 +153,8 @@ class Addresses:
     http: int
     grpc: int
     metrics: int
-    everyone_http: int
-    everyone_grpc: int
+    fan_out_http: int
+    fan_out_grpc: int
 
 
 def configuration(folder: Path, addresses: Addresses, fleet: Fleet, sequence_groups: dict[str, int]) -> str:

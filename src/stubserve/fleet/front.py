@@ -1,6 +1,6 @@
 """A front: the address of the whole fleet on one node.
 
-HAProxy (`balancer`) sends requests to replicas, `everyone` asks all of them. This actor only keeps both in step with
+HAProxy (`balancer`) sends requests to replicas, `fan_out` asks all of them. This actor only keeps both in step with
 the directory; requests do not pass it. When the directory does not answer, requests go on to the replicas last known.
 """
 
@@ -26,7 +26,7 @@ from stubserve.fleet.asking import OF_CONNECTION, ask
 from stubserve.fleet.balancer import Balancer
 from stubserve.fleet.configuration import Addresses
 from stubserve.fleet.directory import Change, Fleet
-from stubserve.fleet.everyone import SAFE, Everyone
+from stubserve.fleet.fan_out import SAFE, FanOut
 from stubserve.fleet.replica import free_ports, node_address
 
 log = logging.getLogger("ray.serve")
@@ -46,10 +46,10 @@ class Front:
         host = node_address()
         own_http_port, own_grpc_port, peer_port = free_ports(host, 3)
         self._known = known.Front(f"f{uuid.uuid4().hex[:12]}", host, peer_port)
-        everyone = Everyone(lambda: self._shown, self._record)
-        config = uvicorn.Config(everyone.app(), "127.0.0.1", own_http_port, log_level="warning", lifespan="off")
+        fan_out = FanOut(lambda: self._shown, self._record)
+        config = uvicorn.Config(fan_out.app(), "127.0.0.1", own_http_port, log_level="warning", lifespan="off")
         self._http = _Uvicorn(config)
-        self._grpc = everyone.grpc_server()
+        self._grpc = fan_out.grpc_server()
         self._grpc.add_insecure_port(f"127.0.0.1:{own_grpc_port}")
         await self._grpc.start()
         self._folder = Path(tempfile.mkdtemp(prefix="stubserve-front-"))

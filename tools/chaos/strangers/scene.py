@@ -16,7 +16,7 @@ import uvicorn
 
 from stubserve.fleet.balancer import Addresses, Balancer
 from stubserve.fleet.directory import Change, Fleet, Front, Member
-from stubserve.fleet.everyone import Everyone
+from stubserve.fleet.fan_out import FanOut
 from tests.conformance.servers import free_ports
 from tools.bench.processes import MIB, rss_anon
 
@@ -84,8 +84,8 @@ class Strangers(Scene):
     def _begin_front(self, folder: Path, stack: contextlib.ExitStack) -> None:
         (folder / "front").mkdir(parents=True)
         stack.callback(shutil.rmtree, folder)
-        http, grpc, metrics, everyone_http, everyone_grpc, peer = free_ports(6)
-        addresses = Addresses(HOST, http, grpc, metrics, everyone_http, everyone_grpc)
+        http, grpc, metrics, fan_out_http, fan_out_grpc, peer = free_ports(6)
+        addresses = Addresses(HOST, http, grpc, metrics, fan_out_http, fan_out_grpc)
         balancer = Balancer(folder / "front", addresses)
         environment = self.begin(self.number).environment
         neighbour = Neighbour(self.folder / "models", folder / "neighbour", FLAGS, environment, ("works", "sums"))
@@ -96,12 +96,12 @@ class Strangers(Scene):
             for number, ports in ((2, (world.http_port, world.grpc_port, world.metrics_port)), (4, ports))
         ]
         fleet = Fleet(1, members, [Front("f", HOST, peer)], {"all": ()})
-        app = Everyone(lambda: fleet, _forget).app()
-        everyone = uvicorn.Server(uvicorn.Config(app, HOST, everyone_http, log_level="critical", lifespan="off"))
-        thread = threading.Thread(target=everyone.run, daemon=True)
+        app = FanOut(lambda: fleet, _forget).app()
+        fan_out = uvicorn.Server(uvicorn.Config(app, HOST, fan_out_http, log_level="critical", lifespan="off"))
+        thread = threading.Thread(target=fan_out.run, daemon=True)
         thread.start()
         stack.callback(thread.join)
-        stack.callback(setattr, everyone, "should_exit", True)
+        stack.callback(setattr, fan_out, "should_exit", True)
         stack.callback(balancer.end)
         balancer.show(fleet, "f")
         world.front_port, world.neighbour_port = http, ports[0]

@@ -65,13 +65,13 @@ class Server(ThreadingHTTPServer):
 @contextlib.contextmanager
 def running() -> Iterator[None]:
     """What all inputs share. Raises FileNotFoundError where there is no HAProxy."""
-    global _port, _everyone
+    global _port, _fan_out
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stubserve-fuzz-")))
-        _port, grpc, metrics, _everyone, everyone_grpc, peer = free_ports("127.0.0.1", 6)
-        balancer = Balancer(folder, Addresses("127.0.0.1", _port, grpc, metrics, _everyone, everyone_grpc))
+        _port, grpc, metrics, _fan_out, fan_out_grpc, peer = free_ports("127.0.0.1", 6)
+        balancer = Balancer(folder, Addresses("127.0.0.1", _port, grpc, metrics, _fan_out, fan_out_grpc))
         ports = [_serve(stack, 0), _serve(stack, 0)]
-        _serve(stack, _everyone)
+        _serve(stack, _fan_out)
         members = [
             Member(f"{number:032x}", "all", (), "127.0.0.1", port, port, port, sequences=True)
             for number, port in zip((2, 4), ports, strict=True)
@@ -91,7 +91,7 @@ def _serve(stack: contextlib.ExitStack, port: int) -> int:
     return int(server.server_port)
 
 
-_port = _everyone = 0
+_port = _fan_out = 0
 # Where each sequence is
 _places: dict[Any, str] = {}
 
@@ -100,7 +100,7 @@ def fuzz_one(data: bytes) -> None:
     if data.startswith(b"/"):
         path = "".join(chr(byte) for byte in data if 32 < byte < 127)
         reached = _ask(path, b"")
-        if OF_ALL.match(unquote(path).partition("?")[0]) and reached not in ("", str(_everyone)):
+        if OF_ALL.match(unquote(path).partition("?")[0]) and reached not in ("", str(_fan_out)):
             raise Finding("what concerns all servers reaches one", path)
         return
     sequence = _sequence(data)

@@ -18,11 +18,10 @@ import tritonclient.grpc.service_pb2 as pb
 import uvicorn
 
 from stubserve.api.access import OWNER
-from stubserve.fleet import asking
-from stubserve.fleet import everyone as everyone_module
+from stubserve.fleet import asking, fan_out
 from stubserve.fleet.asking import GRPC_SERVICE
 from stubserve.fleet.directory import Change, Fleet, Member
-from stubserve.fleet.everyone import Everyone
+from stubserve.fleet.fan_out import FanOut
 from tests.real_server import Serving, io_config, write_model
 
 TOKEN = "e3a7c1d85b9f4c20a6d1"
@@ -47,11 +46,11 @@ class Servers:
             ports = server.port, server.grpc_port, server.metrics_port
             self.servers.append(Member(f"0000000{2 + 2 * len(self.servers)}", "all", (), "127.0.0.1", *ports))
         self.recorded: list[Change] = []
-        self.everyone = Everyone(lambda: Fleet(1, self.servers, [], {"all": ()}), self._record)
+        self.fan_out = FanOut(lambda: Fleet(1, self.servers, [], {"all": ()}), self._record)
 
     def http(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status, and the answer as text or what JSON says."""
-        reply = asyncio.run(self.everyone.ask(method, path, b"" if body is None else json.dumps(body).encode()))
+        reply = asyncio.run(self.fan_out.ask(method, path, b"" if body is None else json.dumps(body).encode()))
         text = reply.body.decode()
         return reply.status, json.loads(text) if text.startswith(("{", "[")) else text
 
@@ -59,7 +58,7 @@ class Servers:
         write_model(folder, name, config=io_config("INT32", "1", 8).replace('"python"', '"identity"'))
 
     def call(self, method: str, message: Any) -> tuple[int, bytes]:
-        reply = asyncio.run(self.everyone.call(method, message.SerializeToString()))
+        reply = asyncio.run(self.fan_out.call(method, message.SerializeToString()))
         return reply.status, reply.body
 
     async def _record(self, change: Change) -> None:
@@ -133,14 +132,14 @@ def test_what_is_not_for_a_fleet(servers: Servers) -> None:
     status, text = servers.http("POST", "/v2/systemsharedmemory/region/a/register", {})
     assert (status, "not for a fleet" in text) == (400, True)
     assert servers.call("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest())[0] == 400
-    reply = asyncio.run(servers.everyone.call("RepositoryModelLoad", b"\xff"))
+    reply = asyncio.run(servers.fan_out.call("RepositoryModelLoad", b"\xff"))
     assert (reply.status, reply.body) == (400, b"Unable to parse request")
 
 
 @contextlib.asynccontextmanager
-async def http_port(everyone: Everyone) -> AsyncIterator[int]:
-    """The port at which `everyone` answers HTTP."""
-    server = uvicorn.Server(uvicorn.Config(everyone.app(), "127.0.0.1", 0, log_level="warning", lifespan="off"))
+async def http_port(fan_out: FanOut) -> AsyncIterator[int]:
+    """The port at which `fan_out` answers HTTP."""
+    server = uvicorn.Server(uvicorn.Config(fan_out.app(), "127.0.0.1", 0, log_level="warning", lifespan="off"))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve([listener]))
         try:
@@ -161,7 +160,7 @@ def test_a_path_is_read_as_a_server_reads_it(servers: Servers) -> None:
     # Of two names in a message the last one counts.
     message = pb.RepositoryModelLoadRequest(model_name="nowhere").SerializeToString()
     message += pb.RepositoryModelLoadRequest(model_name="echo").SerializeToString()
-    assert asyncio.run(servers.everyone.call("RepositoryModelLoad", message)).status == 200
+    assert asyncio.run(servers.fan_out.call("RepositoryModelLoad", message)).status == 200
     assert servers.recorded[-1].what == "model echo"
 
 
@@ -174,15 +173,15 @@ def test_nothing_is_added_to_a_request(servers: Servers) -> None:
 
 
 def test_a_server_that_is_stopped_holds_up_nobody(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(everyone_module, "_QUESTION_S", 1.0)
-    ask, stopped = servers.everyone.ask, servers.processes[1].process
+    monkeypatch.setattr(fan_out, "_QUESTION_S", 1.0)
+    ask, stopped = servers.fan_out.ask, servers.processes[1].process
 
     async def run() -> None:
         reads = await asyncio.gather(*(ask("POST", "/v2/repository/index", b"{}") for _ in range(300)))
         assert {reply.status for reply in reads} == {503}
         # A busy machine has some seconds to answer in.
         for name in ("_QUESTION_S", "_METRICS_S"):
-            monkeypatch.setattr(everyone_module, name, 4.0)
+            monkeypatch.setattr(fan_out, name, 4.0)
         index, metrics = await asyncio.gather(ask("POST", "/v2/repository/index", b"{}"), ask("GET", "/metrics", b""))
         assert index.text.startswith("1 of 2 replicas failed: replica 2")
         assert 'replica="1"' in metrics.text
@@ -227,10 +226,10 @@ def test_a_server_that_lies(said: bytes, status: int, text: str, monkeypatch: py
         async with await asyncio.start_server(lie, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             liar = Member("00000002", "all", (), "127.0.0.1", port, port, port)
-            everyone = Everyone(lambda: Fleet(1, [liar], [], {"all": ()}), None)  # type: ignore[arg-type]
-            reply = await everyone.ask("POST", "/v2/repository/index", b"{}")
+            fan_out = FanOut(lambda: Fleet(1, [liar], [], {"all": ()}), None)  # type: ignore[arg-type]
+            reply = await fan_out.ask("POST", "/v2/repository/index", b"{}")
             assert (reply.status, text in reply.text) == (status, True), reply
-            assert (await everyone.ask("GET", "/metrics", b"")).status == 200
+            assert (await fan_out.ask("GET", "/metrics", b"")).status == 200
 
     asyncio.run(run())
 
@@ -241,20 +240,20 @@ def test_who_asks_is_passed_on(tmp_path: Path) -> None:
     tokens.chmod(0o600)
     with contextlib.ExitStack() as stack:
         servers = Servers(tmp_path, stack, f"--auth-token-file={tokens}", "--auth-open-api=health")
-        ask = servers.everyone.ask
+        ask = servers.fan_out.ask
         assert asyncio.run(ask("POST", "/v2/repository/models/echo/load", b"")).status == 401
         assert servers.recorded == []
         headers = {"authorization": f"Bearer {TOKEN}"}
         assert asyncio.run(ask("POST", "/v2/repository/models/echo/load?x=1", b"", headers)).status == 200
         assert TOKEN not in repr(servers.recorded)
         message = pb.RepositoryModelLoadRequest(model_name="echo").SerializeToString()
-        assert asyncio.run(servers.everyone.call("RepositoryModelLoad", message)).status == 401
-        assert asyncio.run(servers.everyone.call("RepositoryModelLoad", message, headers)).status == 200
+        assert asyncio.run(servers.fan_out.call("RepositoryModelLoad", message)).status == 401
+        assert asyncio.run(servers.fan_out.call("RepositoryModelLoad", message, headers)).status == 200
         # Who has started a server has all rights there.
         headers = {"authorization": f"Bearer {OWN}"}
         assert servers.processes[0].request("POST", "/v2/repository/index", headers=headers).status == 200
         assert servers.processes[0].metrics(headers=headers).status == 200
-        assert asyncio.run(servers.everyone.call("RepositoryModelLoad", message, headers)).status == 200
+        assert asyncio.run(servers.fan_out.call("RepositoryModelLoad", message, headers)).status == 200
         assert servers.processes[0].metrics(headers={"authorization": "Bearer "}).status == 401
 
 
@@ -277,11 +276,11 @@ def test_who_may_not_ask_is_told_before_the_body_comes(tmp_path: Path) -> None:
         return answer.split()[1]
 
     async def run(servers: Servers) -> None:
-        async with http_port(servers.everyone) as port:
+        async with http_port(servers.fan_out) as port:
             assert await status(port) == b"401"
             # It is read where its sender may load, and refused as no JSON.
             assert await status(port, f"Authorization: Bearer {TOKEN}\r\n") == b"500"
-        server = servers.everyone.grpc_server()
+        server = servers.fan_out.grpc_server()
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
@@ -305,7 +304,7 @@ def test_nobody_is_there(servers: Servers) -> None:
 
 def test_grpc_calls_of_any_method(servers: Servers) -> None:
     async def run() -> None:
-        server = servers.everyone.grpc_server()
+        server = servers.fan_out.grpc_server()
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:

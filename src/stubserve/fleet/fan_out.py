@@ -59,7 +59,7 @@ Record = Callable[[Change], Coroutine[Any, Any, None]]
 AskOne = Callable[[Member], Coroutine[Any, Any, Reply]]
 
 
-class Everyone:
+class FanOut:
     """Asks all replicas of the `fleet` as it is now; `record` keeps a change for later ones."""
 
     def __init__(self, fleet: Callable[[], Fleet], record: Record) -> None:
@@ -224,14 +224,14 @@ class Everyone:
 class _Handler(grpc.GenericRpcHandler, grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Any unary method, with messages as they are on the wire; and, before a message is read, who may call it."""
 
-    def __init__(self, everyone: Everyone) -> None:
-        self._everyone = everyone
+    def __init__(self, fan_out: FanOut) -> None:
+        self._fan_out = fan_out
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         method = details.method.rpartition("/")[2]
 
         async def answer(message: bytes, context: Any) -> bytes:
-            reply = await self._everyone.call(method, message, _headers(context.invocation_metadata()))
+            reply = await self._fan_out.call(method, message, _headers(context.invocation_metadata()))
             if reply.status != 200:
                 await context.abort(_code(reply), reply.text)
             return reply.body
@@ -240,7 +240,7 @@ class _Handler(grpc.GenericRpcHandler, grpc.aio.ServerInterceptor):  # type: ign
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
         method = details.method.rpartition("/")[2]
-        refusal = await self._everyone.refusal_of_call(method, _headers(details.invocation_metadata))
+        refusal = await self._fan_out.refusal_of_call(method, _headers(details.invocation_metadata))
         if refusal is None:
             return await continuation(details)
 
