@@ -27,7 +27,7 @@ from tritonclient.utils import InferenceServerException
 from stubserve.fleet import configuration
 from stubserve.fleet.balancer import Balancer
 from stubserve.fleet.configuration import Addresses
-from stubserve.fleet.directory import Fleet, Front, Member
+from stubserve.fleet.directory import Fleet, Front, ReplicaInfo
 from tests.conformance.servers import free_ports
 from tests.deploy.test_balancers import SEQUENCE, SUMS, haproxy
 from tests.network import Network
@@ -74,7 +74,7 @@ class Fronted:
         network: Network | None = None,
         ids: str = "UINT64",
         flags: tuple[str, ...] = (),
-    ) -> tuple[Serving, Member]:
+    ) -> tuple[Serving, ReplicaInfo]:
         repository = self._folder / str(number)
         repository.mkdir()
         for model in models:
@@ -89,13 +89,13 @@ class Fronted:
             server.wait_until_ready()
         names = models if named else ()
         ports = server.port, server.grpc_port, server.metrics_port
-        return server, Member(f"0000000{2 * number}", group, names, host, *ports, sequences=60)
+        return server, ReplicaInfo(f"0000000{2 * number}", group, names, host, *ports, sequences=60)
 
-    def show(self, *members: Member) -> None:
-        self.show_groups({member.group: member.models for member in members}, *members)
+    def show(self, *replicas: ReplicaInfo) -> None:
+        self.show_groups({replica.group: replica.models for replica in replicas}, *replicas)
 
-    def show_groups(self, groups: dict[str, tuple[str, ...]], *members: Member) -> None:
-        self._balancer.show(Fleet(1, list(members), [Front("f", "127.0.0.1", self._peer)], groups), "f")
+    def show_groups(self, groups: dict[str, tuple[str, ...]], *replicas: ReplicaInfo) -> None:
+        self._balancer.show(Fleet(1, list(replicas), [Front("f", "127.0.0.1", self._peer)], groups), "f")
         eventually(lambda: self.status("/v2/health/live") == 200)
 
     def status(self, path: str) -> int:
@@ -357,7 +357,7 @@ def test_a_stream_to_a_node_that_is_cut_off_ends(tmp_path: Path, replaced: bool)
 
 
 def test_what_haproxy_does_not_take_is_said(fronted: Fronted) -> None:
-    wrong = Member("00000002", "all", (), "not an address", 1, 2, 3)
+    wrong = ReplicaInfo("00000002", "all", (), "not an address", 1, 2, 3)
     with pytest.raises(RuntimeError, match=r"HAProxy does not take .*haproxy\.cfg"):
         fronted.show(wrong)
 
@@ -370,9 +370,9 @@ import pathlib, time
 from stubserve.fleet import configuration
 from stubserve.fleet.balancer import Balancer
 from stubserve.fleet.configuration import Addresses
-from stubserve.fleet.directory import Fleet, Front, Member
+from stubserve.fleet.directory import Fleet, Front, ReplicaInfo
 balancer = Balancer(pathlib.Path({str(tmp_path)!r}), Addresses("127.0.0.1", *{ports[:5]}))
-server, front = Member("00000002", "all", (), "127.0.0.1", 1, 2, 3), Front("f", "127.0.0.1", {ports[5]})
+server, front = ReplicaInfo("00000002", "all", (), "127.0.0.1", 1, 2, 3), Front("f", "127.0.0.1", {ports[5]})
 balancer.show(Fleet(1, [server], [front], {{"all": ()}}), "f")
 print(balancer._process.pid, flush=True)
 time.sleep(100)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stubserve.fleet.demand import Demand, Reading, Room, demand, readings, replicas_needed
+from stubserve.fleet.demand import Capacity, Demand, ModelCounters, demand, read_counters, replicas_needed
 from tests.real_server import Serving, io_config, write_model
 
 METRICS = """\
@@ -33,9 +33,9 @@ A = ("", "a", "1")
 
 
 def test_the_counters_are_read_from_the_text_of_the_metrics() -> None:
-    assert readings(METRICS) == {A: (Reading(30, 4, 60, 10, 2004, 5), Room(2, 8))}
+    assert read_counters(METRICS) == {A: (ModelCounters(30, 4, 60, 10, 2004, 5), Capacity(2, 8))}
     tagged = METRICS.replace("model=", '_team="x{}, y",model=').replace("version=", 'namespace="n",version=')
-    assert list(readings(tagged)) == [("n", "a", "1")]
+    assert list(read_counters(tagged)) == [("n", "a", "1")]
 
 
 def test_a_real_server_has_these_metrics(repository: Path) -> None:
@@ -45,8 +45,8 @@ def test_a_real_server_has_these_metrics(repository: Path) -> None:
         body = b'{"inputs":[{"name":"INPUT0","datatype":"INT32","shape":[1,1],"data":[7]}]}'
         for _ in range(3):
             assert server.request("POST", "/v2/models/echo/infer", body).status == 200
-        read, room = readings(server.metrics().body.decode())[("", "echo", "1")]
-    assert room == Room(1, 1)
+        read, capacity = read_counters(server.metrics().body.decode())[("", "echo", "1")]
+    assert capacity == Capacity(1, 1)
     assert (read.answered, read.refused, read.executions, read.waiting) == (3, 0, 3, 0)
     assert read.compute_us > 0
 
@@ -67,10 +67,10 @@ def test_a_real_server_has_these_metrics(repository: Path) -> None:
 def test_what_arrives_is_told_in_instances(
     answered: int, refused: int, executions: int, compute_s: float, waiting: int, told: float
 ) -> None:
-    before = Reading(7, 7, 7, 7, 7, 60)
-    after = Reading(7 + answered, 7 + refused, 7 + answered, 7 + executions, 7 + compute_s * 1e6, 60 + waiting)
-    assert demand(before, after, 10, Room()) == pytest.approx(told)
-    assert demand(before, after, 10, Room(instances=4)) == pytest.approx(told / 4)
+    before = ModelCounters(7, 7, 7, 7, 7, 60)
+    after = ModelCounters(7 + answered, 7 + refused, 7 + answered, 7 + executions, 7 + compute_s * 1e6, 60 + waiting)
+    assert demand(before, after, 10, Capacity()) == pytest.approx(told)
+    assert demand(before, after, 10, Capacity(instances=4)) == pytest.approx(told / 4)
 
 
 @pytest.mark.parametrize(
@@ -83,27 +83,27 @@ def test_what_arrives_is_told_in_instances(
     ],
 )
 def test_batches_that_are_not_full_leave_room(waiting: int, told: float) -> None:
-    before = Reading(0, 0, 0, 0, 0, 0)
-    after = Reading(400, 0, 400, 100, 40e6, waiting)
-    assert demand(before, after, 10, Room(batch=8)) == pytest.approx(told)
+    before = ModelCounters(0, 0, 0, 0, 0, 0)
+    after = ModelCounters(400, 0, 400, 100, 40e6, waiting)
+    assert demand(before, after, 10, Capacity(batch=8)) == pytest.approx(told)
 
 
 def test_executions_that_take_longer_than_the_time_between_two_readings() -> None:
-    before = Reading(5, 0, 5, 5, 5, 0)
-    assert demand(before, dataclasses.replace(before, waiting=3), 10, Room()) is None
-    assert demand(before, before, 10, Room()) == 0
+    before = ModelCounters(5, 0, 5, 5, 5, 0)
+    assert demand(before, dataclasses.replace(before, waiting=3), 10, Capacity()) is None
+    assert demand(before, before, 10, Capacity()) == 0
     silent = METRICS.replace("} 5\n", "} 6\n")
     told = Demand()
-    assert told.of(METRICS, 0) == 0
-    assert told.of(silent, 10) == 1
+    assert told.update(METRICS, 0) == 0
+    assert told.update(silent, 10) == 1
 
 
 def test_a_model_that_was_loaded_anew_counts_from_its_second_reading() -> None:
     told = Demand()
-    told.of(METRICS, 0)
+    told.update(METRICS, 0)
     anew = METRICS.replace("} 30\n", "} 3\n")
-    assert told.of(anew, 10) == 0
-    assert told.of("", 20) == 0
+    assert told.update(anew, 10) == 0
+    assert told.update("", 20) == 0
 
 
 @dataclass
@@ -113,8 +113,8 @@ class Replica:
     starts_at: float
     waiting: deque[float] = field(default_factory=deque)
     busy_until: float = 0.0
-    read: Reading = field(default_factory=lambda: Reading(0, 0, 0, 0, 0, 0))
-    before: Reading = field(default_factory=lambda: Reading(0, 0, 0, 0, 0, 0))
+    read: ModelCounters = field(default_factory=lambda: ModelCounters(0, 0, 0, 0, 0, 0))
+    before: ModelCounters = field(default_factory=lambda: ModelCounters(0, 0, 0, 0, 0, 0))
 
 
 class Simulation:
@@ -162,13 +162,13 @@ class Simulation:
             replica.busy_until = began + takes
             read = replica.read
             rows, compute_us = read.answered + len(ready), read.compute_us + len(ready) * takes * 1e6
-            replica.read = Reading(rows, 0, rows, read.executions + 1, compute_us, 0)
+            replica.read = ModelCounters(rows, 0, rows, read.executions + 1, compute_us, 0)
 
     def _scale(self) -> None:
         total = 0.0
         for replica in self.replicas:
             after = dataclasses.replace(replica.read, waiting=len(replica.waiting))
-            total += demand(replica.before, after, self.PERIOD_S, Room(batch=self.BATCH)) or 0.0
+            total += demand(replica.before, after, self.PERIOD_S, Capacity(batch=self.BATCH)) or 0.0
             replica.before = after
         # Down only to what was enough for a while, as a stabilization window of Kubernetes and Ray's delay have it
         self.decisions.append(replicas_needed(total))

@@ -9,17 +9,17 @@ from dataclasses import replace
 import pytest
 
 from stubserve.fleet import directory as directories
-from stubserve.fleet.directory import Change, Directory, Fleet, Front, Member
+from stubserve.fleet.directory import Change, Directory, Fleet, Front, ReplicaInfo
 
 FRONT = Front("f", "127.0.0.1", 1)
 LOAD = Change(0, "all", "model m", "/v2/repository/models/m/load", b"{}")
 
 
-def member(id: str, group: str = "all", models: tuple[str, ...] = ()) -> Member:
-    return Member(id, group, models, "127.0.0.1", 1, 2, 3)
+def replica(id: str, group: str = "all", models: tuple[str, ...] = ()) -> ReplicaInfo:
+    return ReplicaInfo(id, group, models, "127.0.0.1", 1, 2, 3)
 
 
-async def join(directory: Directory, one: Member) -> Member:
+async def join(directory: Directory, one: ReplicaInfo) -> ReplicaInfo:
     """As a replica does: it announces itself until it knows no more than before."""
     told = await directory.announce(one, 0, False)
     assert not (await directory.announce(one, told.last, True)).changes
@@ -28,7 +28,7 @@ async def join(directory: Directory, one: Member) -> Member:
 
 async def listed(directory: Directory) -> list[str]:
     fleet = await directory.fleet(FRONT, -1)
-    return [one.id for one in fleet.members]
+    return [one.id for one in fleet.replicas]
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 def test_a_replica_is_listed_once_it_has_made_all_changes() -> None:
     async def run() -> None:
         directory = Directory()
-        first = await join(directory, member("a"))
+        first = await join(directory, replica("a"))
         await directory.changed(replace(LOAD, made_by=frozenset({"a"})))
-        later = member("b")
+        later = replica("b")
         told = await directory.announce(later, 0, False)
         assert [change.path for change in told.changes] == [LOAD.path]
         assert "b" not in told.changes[0].made_by
@@ -66,10 +66,10 @@ def test_a_replica_is_listed_once_it_has_made_all_changes() -> None:
 def test_a_replica_that_cannot_make_a_change_is_listed_where_no_other_has_made_it() -> None:
     async def run() -> None:
         directory = Directory()
-        first = await join(directory, member("a"))
+        first = await join(directory, replica("a"))
         await directory.changed(replace(LOAD, made_by=frozenset({"a"})))
         await directory.announce(first, 1, True)
-        later, failed = member("b"), frozenset({1})
+        later, failed = replica("b"), frozenset({1})
         # It is told of the change until it has made it.
         assert [change.number for change in (await directory.announce(later, 1, True, failed)).changes] == [1]
         assert await listed(directory) == ["a"]
@@ -78,7 +78,7 @@ def test_a_replica_that_cannot_make_a_change_is_listed_where_no_other_has_made_i
         # A listed one stays, and others know from it that the change can be made.
         leaves = replace(later, leaving=True)
         await directory.announce(replace(first, leaving=True), 1, True, failed)
-        third = member("c")
+        third = replica("c")
         await directory.announce(third, 1, True, failed)
         assert await listed(directory) == ["a", "b"]
         await directory.announce(leaves, 1, True)
@@ -86,7 +86,7 @@ def test_a_replica_that_cannot_make_a_change_is_listed_where_no_other_has_made_i
         assert await listed(directory) == ["a", "b", "c"]
         # Settings keep nobody out.
         await directory.changed(Change(0, "", "/v2/logging", "/v2/logging", b"{}", frozenset({"c"})))
-        await directory.announce(member("d"), 2, True, frozenset({2}))
+        await directory.announce(replica("d"), 2, True, frozenset({2}))
         assert await listed(directory) == ["a", "b", "c", "d"]
 
     asyncio.run(run())
@@ -98,9 +98,9 @@ def test_changes_are_of_a_group_and_the_last_counts() -> None:
         await directory.changed(LOAD)
         await directory.changed(replace(LOAD, path="/v2/repository/models/m/unload"))
         await directory.changed(Change(0, "", "/v2/logging", "/v2/logging", b"{}"))
-        told = await directory.announce(member("a"), 0, False)
+        told = await directory.announce(replica("a"), 0, False)
         assert [change.path for change in told.changes] == ["/v2/repository/models/m/unload", "/v2/logging"]
-        other = await directory.announce(member("b", "other"), 0, False)
+        other = await directory.announce(replica("b", "other"), 0, False)
         assert [change.path for change in other.changes] == ["/v2/logging"]
 
     asyncio.run(run())
@@ -109,7 +109,7 @@ def test_changes_are_of_a_group_and_the_last_counts() -> None:
 def test_a_new_directory_learns_from_announcements() -> None:
     async def run() -> None:
         old = Directory()
-        first = await join(old, member("a"))
+        first = await join(old, replica("a"))
         await old.changed(replace(LOAD, made_by=frozenset({"a"})))
         changes = (await old.announce(first, 0, True)).changes
         new = Directory()
@@ -117,7 +117,7 @@ def test_a_new_directory_learns_from_announcements() -> None:
         assert (told.last, told.changes) == (0, [])
         await new.restore(1, changes)
         assert await listed(new) == ["a"]
-        later = await new.announce(member("b"), 0, False)
+        later = await new.announce(replica("b"), 0, False)
         assert (later.last, later.changes) == (1, changes)
 
     asyncio.run(run())
@@ -126,8 +126,8 @@ def test_a_new_directory_learns_from_announcements() -> None:
 def test_a_silent_replica_and_a_silent_group(clock: Callable[[float], None]) -> None:
     async def run() -> None:
         directory = Directory()
-        one = await join(directory, member("a", "g", ("m",)))
-        await join(directory, member("b"))
+        one = await join(directory, replica("a", "g", ("m",)))
+        await join(directory, replica("b"))
         clock(4)
         await directory.announce(one, 0, True)
         clock(4)
@@ -135,7 +135,7 @@ def test_a_silent_replica_and_a_silent_group(clock: Callable[[float], None]) -> 
         clock(4)
         fleet = await directory.fleet(FRONT, -1)
         # Its requests are refused, and do not go to the group of all models.
-        assert (fleet.members, fleet.groups, fleet.group_of("m")) == ([], {"all": (), "g": ("m",)}, "g")
+        assert (fleet.replicas, fleet.groups, fleet.group_of("m")) == ([], {"all": (), "g": ("m",)}, "g")
         clock(110)
         assert (await directory.fleet(FRONT, -1)).groups == {"g": ("m",)}
         clock(10)
@@ -151,21 +151,21 @@ def test_a_front_waits_for_news() -> None:
         asked = asyncio.create_task(directory.fleet(FRONT, version, timeout_s=60))
         await asyncio.sleep(0)
         assert not asked.done()
-        one = await join(directory, member("a"))
+        one = await join(directory, replica("a"))
         news = await asked
-        assert news.members == [one]
+        assert news.replicas == [one]
         await directory.gone("a")
         await directory.gone("a")
-        assert (await directory.fleet(FRONT, news.version)).members == []
+        assert (await directory.fleet(FRONT, news.version)).replicas == []
 
     asyncio.run(run())
 
 
 def test_which_replicas_serve_a_model() -> None:
-    one, two, rest = member("1", "g", ("m",)), member("2", "g", ("m",)), member("3", "rest")
+    one, two, rest = replica("1", "g", ("m",)), replica("2", "g", ("m",)), replica("3", "rest")
     fleet = Fleet(1, [one, two, rest], [], {"g": ("m",), "rest": ()})
-    assert fleet.of_model("m") == [one, two]
-    assert fleet.of_model("other") == [rest]
-    assert fleet.of_model("") == [one, two, rest]
+    assert fleet.replicas_for("m") == [one, two]
+    assert fleet.replicas_for("other") == [rest]
+    assert fleet.replicas_for("") == [one, two, rest]
     alone = Fleet(1, [one], [], {"g": ("m",)})
-    assert (alone.group_of("other"), alone.of_model("other")) == ("", [])
+    assert (alone.group_of("other"), alone.replicas_for("other")) == ("", [])

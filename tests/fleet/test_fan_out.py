@@ -18,10 +18,10 @@ import tritonclient.grpc.service_pb2 as pb
 import uvicorn
 
 from stubserve.api.access import OWNER
-from stubserve.fleet import asking, fan_out
-from stubserve.fleet.asking import GRPC_SERVICE
-from stubserve.fleet.directory import Change, Fleet, Member
+from stubserve.fleet import fan_out, replica_client
+from stubserve.fleet.directory import Change, Fleet, ReplicaInfo
 from stubserve.fleet.fan_out import FanOut
+from stubserve.fleet.replica_client import GRPC_SERVICE
 from tests.real_server import Serving, io_config, write_model
 
 TOKEN = "e3a7c1d85b9f4c20a6d1"
@@ -34,7 +34,7 @@ class Servers:
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack, *flags: str) -> None:
         self.folders = [folder / "0", folder / "1"]
-        self.servers: list[Member] = []
+        self.servers: list[ReplicaInfo] = []
         self.processes: list[Serving] = []
         for path in self.folders:
             path.mkdir()
@@ -44,7 +44,7 @@ class Servers:
             server.wait_until_ready()
             self.processes.append(server)
             ports = server.port, server.grpc_port, server.metrics_port
-            self.servers.append(Member(f"0000000{2 + 2 * len(self.servers)}", "all", (), "127.0.0.1", *ports))
+            self.servers.append(ReplicaInfo(f"0000000{2 + 2 * len(self.servers)}", "all", (), "127.0.0.1", *ports))
         self.recorded: list[Change] = []
         self.fan_out = FanOut(lambda: Fleet(1, self.servers, [], {"all": ()}), self._record)
 
@@ -97,9 +97,9 @@ def test_loads_reach_all_or_say_which_they_did_not(servers: Servers) -> None:
 
 
 def test_statistics_and_metrics_of_all(servers: Servers) -> None:
-    for member, count in zip(servers.servers, (1, 2), strict=True):
+    for replica, count in zip(servers.servers, (1, 2), strict=True):
         for _ in range(count):
-            url = f"http://127.0.0.1:{member.http_port}/v2/models/echo/infer"
+            url = f"http://127.0.0.1:{replica.http_port}/v2/models/echo/infer"
             urllib.request.urlopen(url, json.dumps(ONE).encode()).close()
     stats = servers.http("GET", "/v2/models/echo/stats")[1]["model_stats"]
     assert [(entry["name"], entry["inference_count"], entry["execution_count"]) for entry in stats] == [("echo", 3, 3)]
@@ -168,7 +168,7 @@ def test_nothing_is_added_to_a_request(servers: Servers) -> None:
     """By a line's end in a path or a header."""
     port = servers.servers[0].http_port
     for path, headers in (("/v2/a\r\nx: y", {}), ("/v2 HTTP/1.1", {}), ("/v2", {"a": "b\nc: d"})):
-        reply = asyncio.run(asking.ask("127.0.0.1", port, "GET", path, headers=headers))
+        reply = asyncio.run(replica_client.ask("127.0.0.1", port, "GET", path, headers=headers))
         assert (reply.status, "may not have" in reply.text) == (503, True)
 
 
@@ -215,7 +215,7 @@ def test_a_server_that_is_stopped_holds_up_nobody(servers: Servers, monkeypatch:
     ],
 )
 def test_a_server_that_lies(said: bytes, status: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(replica_client, "_MOST_BYTES", 1000)
 
     async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -225,7 +225,7 @@ def test_a_server_that_lies(said: bytes, status: int, text: str, monkeypatch: py
     async def run() -> None:
         async with await asyncio.start_server(lie, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            liar = Member("00000002", "all", (), "127.0.0.1", port, port, port)
+            liar = ReplicaInfo("00000002", "all", (), "127.0.0.1", port, port, port)
             fan_out = FanOut(lambda: Fleet(1, [liar], [], {"all": ()}), None)  # type: ignore[arg-type]
             reply = await fan_out.ask("POST", "/v2/repository/index", b"{}")
             assert (reply.status, text in reply.text) == (status, True), reply

@@ -50,7 +50,7 @@ class Balancer:
     def show(self, fleet: Fleet, me: str) -> None:
         """Sends requests to these replicas from now on. `me` is the id of this front. Raises RuntimeError."""
         frame = configuration(
-            self._folder, self._addresses, dataclasses.replace(fleet, members=[]), sequence_groups(fleet)
+            self._folder, self._addresses, dataclasses.replace(fleet, replicas=[]), sequence_groups(fleet)
         )
         servers = servers_of(fleet)
         if self._process is not None and self.lives and frame == self._frame:

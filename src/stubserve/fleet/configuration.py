@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from stubserve.fleet.asking import GRPC_SERVICE
 from stubserve.fleet.directory import Fleet
+from stubserve.fleet.replica_client import GRPC_SERVICE
 
 LEAVES = " weight 0"
 # How many sequences of a group may be under way; a place takes some 150 bytes
@@ -204,21 +204,21 @@ def sequence_groups(fleet: Fleet) -> dict[str, int]:
     """For how many seconds a sequence keeps its server, for each group with models that have sequences."""
     least, most = _IDLE_S
     idle: dict[str, int] = {}
-    for member in fleet.members:
-        if member.sequences:
-            idle[member.group] = max(idle.get(member.group, least), min(member.sequences, most))
+    for replica in fleet.replicas:
+        if replica.sequences:
+            idle[replica.group] = max(idle.get(replica.group, least), min(replica.sequences, most))
     return idle
 
 
 def servers_of(fleet: Fleet) -> dict[str, str]:
     """Backend and server -> how HAProxy writes the rest. Both protocols are checked over HTTP."""
     servers = {}
-    for member in fleet.members:
-        leaves = LEAVES if member.leaving else ""
-        checks = f"id {member.number} {_CHECK} port {member.http_port}{leaves}"
-        place = f"{word_of(member.group)}/r{member.number}"
-        servers[f"http_{place}"] = f"{member.host}:{member.http_port} {checks}"
-        servers[f"grpc_{place}"] = f"{member.host}:{member.grpc_port} proto h2 check-proto h1 {checks}"
+    for replica in fleet.replicas:
+        leaves = LEAVES if replica.leaving else ""
+        checks = f"id {replica.number} {_CHECK} port {replica.http_port}{leaves}"
+        place = f"{word_of(replica.group)}/r{replica.number}"
+        servers[f"http_{place}"] = f"{replica.host}:{replica.http_port} {checks}"
+        servers[f"grpc_{place}"] = f"{replica.host}:{replica.grpc_port} proto h2 check-proto h1 {checks}"
     return servers
 
 

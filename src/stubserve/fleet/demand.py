@@ -38,7 +38,7 @@ Which = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """What a replica has for a model: instances, and the rows that their batches may have; 1 without a batcher."""
 
     instances: int = 1
@@ -46,7 +46,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ModelCounters:
     """Counters of one version of a model: requests, rows, executions, µs of compute, and requests that wait now."""
 
     answered: float
@@ -57,8 +57,8 @@ class Reading:
     waiting: float
 
 
-def readings(metrics: str) -> dict[Which, tuple[Reading, Room]]:
-    """The readings of models that have instances, from the text of the metrics port."""
+def read_counters(metrics: str) -> dict[Which, tuple[ModelCounters, Capacity]]:
+    """The counters of models that have instances, from the text of the metrics port."""
     values: dict[Which, dict[str, float]] = {}
     limits: dict[Which, list[float]] = {}
     for name, text, value in _SAMPLE.findall(metrics):
@@ -73,41 +73,41 @@ def readings(metrics: str) -> dict[Which, tuple[Reading, Room]]:
         of = values.get(which, {})
         answered, refused, rows, executions, waiting = (of.get(f"nv_inference_{name}", 0.0) for name in _COUNTS)
         compute_us = sum(of.get(name, 0.0) for name in _COMPUTE)
-        reading = Reading(answered, refused, rows, executions, compute_us, waiting)
-        found[which] = reading, Room(len(batches), max(batches))
+        reading = ModelCounters(answered, refused, rows, executions, compute_us, waiting)
+        found[which] = reading, Capacity(len(batches), max(batches))
     return found
 
 
-def demand(before: Reading, after: Reading, seconds: float, room: Room) -> float | None:
+def demand(before: ModelCounters, after: ModelCounters, seconds: float, capacity: Capacity) -> float | None:
     """The demand of one model at one replica; None if nothing ended in these seconds although requests wait."""
     answered, executions = after.answered - before.answered, after.executions - before.executions
     if answered <= 0:
         return None if after.waiting else 0.0
     refused = after.refused - before.refused
-    fill = (after.rows - before.rows) / max(executions, 1) / room.batch
-    if room.batch == 1 or refused or after.waiting >= room.batch * room.instances:
+    fill = (after.rows - before.rows) / max(executions, 1) / capacity.batch
+    if capacity.batch == 1 or refused or after.waiting >= capacity.batch * capacity.instances:
         fill = 1.0
     busy = executions / seconds * (after.compute_us - before.compute_us) / answered / 1e6
     arrivals = answered + refused + (after.waiting - before.waiting)
-    return max(busy * min(fill, 1.0) * arrivals / answered / room.instances, 0.0)
+    return max(busy * min(fill, 1.0) * arrivals / answered / capacity.instances, 0.0)
 
 
 class Demand:
     """The demand of one replica, from one reading to the next: that of the model that needs most."""
 
     def __init__(self) -> None:
-        self._before: dict[Which, Reading] = {}
+        self._before: dict[Which, ModelCounters] = {}
         self._at_s = 0.0
         self._told: dict[Which, float] = {}
 
-    def of(self, metrics: str, at_s: float) -> float:
+    def update(self, metrics: str, at_s: float) -> float:
         """`at_s` is when the metrics were read."""
-        found = readings(metrics)
-        for which, (after, room) in found.items() if at_s > self._at_s else ():
+        found = read_counters(metrics)
+        for which, (after, capacity) in found.items() if at_s > self._at_s else ():
             before = self._before.get(which)
             # A model that was loaded anew counts from 0.
             if before is not None and before.answered <= after.answered:
-                told = demand(before, after, at_s - self._at_s, room)
+                told = demand(before, after, at_s - self._at_s, capacity)
                 # Executions may be longer than the time between readings: what was told last holds, and it is full.
                 self._told[which] = max(1.0, self._told.get(which, 0.0)) if told is None else told
         self._before, self._at_s = {which: reading for which, (reading, _) in found.items()}, at_s

@@ -22,7 +22,7 @@ _GROUP_S = 120.0
 
 
 @dataclass(frozen=True)
-class Member:
+class ReplicaInfo:
     """A replica of a group of `models`, () for all. `id` is 32 random hexadecimal digits.
 
     A replica that is `leaving`, or that has an instance that cannot recover, gets only requests of the sequences that
@@ -59,7 +59,7 @@ class Fleet:
     """All replicas that answer and all fronts, by id, and the models that each group names, () for all."""
 
     version: int
-    members: list[Member]
+    replicas: list[ReplicaInfo]
     fronts: list[Front]
     groups: dict[str, tuple[str, ...]]
 
@@ -68,9 +68,9 @@ class Fleet:
         named = [group for group, models in self.groups.items() if model in models]
         return next(iter(named), next((group for group, models in self.groups.items() if not models), ""))
 
-    def of_model(self, model: str) -> list[Member]:
+    def replicas_for(self, model: str) -> list[ReplicaInfo]:
         """The replicas that serve a model; all of them for ""."""
-        return [member for member in self.members if not model or member.group == self.group_of(model)]
+        return [replica for replica in self.replicas if not model or replica.group == self.group_of(model)]
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ class Change:
     made_by: frozenset[str] = field(default_factory=frozenset)
 
     @property
-    def of_model(self) -> bool:
+    def is_load_or_unload(self) -> bool:
         """Whether the change is a load or an unload."""
         return self.what.startswith("model ")
 
 
 @dataclass(frozen=True)
-class Told:
+class AnnounceReply:
     """The directory's answer to an announcement: the number of the `last` change, and `changes`."""
 
     last: int
@@ -106,7 +106,7 @@ class Directory:
     """Lives on the event loop of its actor; no method awaits between reading and writing its state."""
 
     def __init__(self) -> None:
-        self._members: dict[str, Member] = {}
+        self._replicas: dict[str, ReplicaInfo] = {}
         self._fronts: dict[str, Front] = {}
         self._groups: dict[str, tuple[str, ...]] = {}
         self._heard: dict[str, float] = {}
@@ -116,24 +116,26 @@ class Directory:
         self._version = 0
         self._news = asyncio.Condition()
 
-    async def announce(self, member: Member, known: int, listed: bool, failed: frozenset[int] = frozenset()) -> Told:
+    async def announce(
+        self, replica: ReplicaInfo, known: int, listed: bool, failed: frozenset[int] = frozenset()
+    ) -> AnnounceReply:
         """A replica is there. `known` is the last change that it knows of; `listed`: it has tried all of these.
 
         Those that it has `failed` to make have these numbers. The answer has the later changes, and those that failed;
         where `last` is less than `known`, the directory is new and wants `restore`.
         """
-        mine = [change for change in self._changes.values() if change.group in ("", member.group)]
+        mine = [change for change in self._changes.values() if change.group in ("", replica.group)]
         for change in mine:
-            if change.number <= known and change.number not in failed and member.id not in change.made_by:
-                self._changes[change.what] = replace(change, made_by=change.made_by | {member.id})
+            if change.number <= known and change.number not in failed and replica.id not in change.made_by:
+                self._changes[change.what] = replace(change, made_by=change.made_by | {replica.id})
         later = [change for change in mine if change.number > known]
         again = [change for change in mine if change.number in failed]
-        self._heard[member.id] = self._group_heard[member.group] = monotonic()
-        others = {one.id for one in self._members.values() if not one.leaving} - {member.id}
-        lacks = any(change.made_by & others for change in again if change.of_model)
-        if member.id in self._members or (listed and not later and not lacks):
-            await self._list(member)
-        return Told(self._last, sorted(later + again, key=lambda change: change.number))
+        self._heard[replica.id] = self._group_heard[replica.group] = monotonic()
+        others = {one.id for one in self._replicas.values() if not one.leaving} - {replica.id}
+        lacks = any(change.made_by & others for change in again if change.is_load_or_unload)
+        if replica.id in self._replicas or (listed and not later and not lacks):
+            await self._list(replica)
+        return AnnounceReply(self._last, sorted(later + again, key=lambda change: change.number))
 
     async def restore(self, last: int, changes: list[Change]) -> None:
         """What a replica knows of changes, for a directory that is new."""
@@ -146,7 +148,7 @@ class Directory:
     async def gone(self, id: str) -> None:
         """A replica, or a front, answers no more."""
         self._heard.pop(id, None)
-        if self._members.pop(id, None) or self._fronts.pop(id, None):
+        if self._replicas.pop(id, None) or self._fronts.pop(id, None):
             await self._tell()
 
     async def changed(self, change: Change) -> None:
@@ -165,14 +167,14 @@ class Directory:
             if version == self._version:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._news.wait(), timeout_s)
-        members = sorted(self._members.values(), key=lambda member: member.id)
+        replicas = sorted(self._replicas.values(), key=lambda replica: replica.id)
         fronts = sorted(self._fronts.values(), key=lambda other: other.id)
-        return Fleet(self._version, members, fronts, dict(sorted(self._groups.items())))
+        return Fleet(self._version, replicas, fronts, dict(sorted(self._groups.items())))
 
-    async def _list(self, member: Member) -> None:
-        if self._members.get(member.id) != member or self._groups.get(member.group) != member.models:
-            self._members[member.id] = member
-            self._groups[member.group] = member.models
+    async def _list(self, replica: ReplicaInfo) -> None:
+        if self._replicas.get(replica.id) != replica or self._groups.get(replica.group) != replica.models:
+            self._replicas[replica.id] = replica
+            self._groups[replica.group] = replica.models
             await self._tell()
 
     async def _drop_silent(self) -> None:

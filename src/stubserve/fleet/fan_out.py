@@ -30,8 +30,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stubserve.fleet.asking import CODES, GRPC_SERVICE, OF_CONNECTION, REFUSALS, Headers, Reply, ask, ask_for, may_ask
-from stubserve.fleet.directory import Change, Fleet, Member
+from stubserve.fleet.directory import Change, Fleet, ReplicaInfo
+from stubserve.fleet.replica_client import (
+    CODES,
+    GRPC_SERVICE,
+    OF_CONNECTION,
+    REFUSALS,
+    Headers,
+    Reply,
+    ask,
+    ask_replica,
+    expect_continue,
+)
 from stubserve.grpc.wire import LENGTH, Malformed, fields
 
 # A load may bring the files of a model; nothing else is large.
@@ -56,7 +66,7 @@ _NAMES = {**_CHANGES, "ModelStatistics": 1}
 _HARMLESS = {"RepositoryModelLoad": "RepositoryIndex", "RepositoryModelUnload": "RepositoryIndex"}
 
 Record = Callable[[Change], Coroutine[Any, Any, None]]
-AskOne = Callable[[Member], Coroutine[Any, Any, Reply]]
+AskOne = Callable[[ReplicaInfo], Coroutine[Any, Any, Reply]]
 
 
 class FanOut:
@@ -114,7 +124,7 @@ class FanOut:
         target = quote(path, safe=SAFE) + mark + query
         timeout_s = _LOAD_S if loads else _QUESTION_S
         replies = await self._each(
-            model, lambda one: ask_for(one, target, body, timeout_s, method, headers), loads is not None
+            model, lambda one: ask_replica(one, target, body, timeout_s, method, headers), loads is not None
         )
         if method == "POST" and not path.endswith("/index"):
             await self._keep(model, f"model {model}" if loads else path, target, body, replies)
@@ -144,7 +154,9 @@ class FanOut:
         if not loads and len(message) > _MOST_OF_OTHERS:
             return Reply(400, f"such a call of all replicas may have {_MOST_OF_OTHERS} bytes".encode())
         path, timeout_s = GRPC_SERVICE + method, _LOAD_S if loads else _QUESTION_S
-        replies = await self._each(model, lambda one: ask_for(one, path, message, timeout_s, headers=headers), loads)
+        replies = await self._each(
+            model, lambda one: ask_replica(one, path, message, timeout_s, headers=headers), loads
+        )
         if method in _CHANGES and (sets or loads):
             what = f"model {model}" if "Model" in method else f"{method} {model}"
             await self._keep(model, what, path, message, replies)
@@ -153,7 +165,7 @@ class FanOut:
 
     async def _refusal_of_load(self, model: str, path: str, headers: Headers) -> Reply | None:
         """Why a load over HTTP need not be read; None if it is to be read."""
-        reply = await self._first(model, lambda one: may_ask(one, path, headers))
+        reply = await self._first(model, lambda one: expect_continue(one, path, headers))
         return None if reply.status == 100 else reply
 
     async def refusal_of_call(self, method: str, headers: Headers) -> Reply | None:
@@ -161,12 +173,12 @@ class FanOut:
         if "SharedMemory" in method:
             return Reply(400, _NO_SHARED_MEMORY.encode())
         path = GRPC_SERVICE + _HARMLESS.get(method, method)
-        reply = await self._first("", lambda one: ask_for(one, path, b"", _QUESTION_S, headers=headers))
+        reply = await self._first("", lambda one: ask_replica(one, path, b"", _QUESTION_S, headers=headers))
         return reply if reply.status in (*REFUSALS, 503) else None
 
     async def _first(self, model: str, ask_one: AskOne) -> Reply:
         """The first answer of a replica, whichever it is; 503 if none comes."""
-        asked = [asyncio.ensure_future(ask_one(member)) for member in self._fleet().of_model(model)]
+        asked = [asyncio.ensure_future(ask_one(replica)) for replica in self._fleet().replicas_for(model)]
         try:
             for one in asyncio.as_completed(asked):
                 reply = await one
@@ -177,27 +189,29 @@ class FanOut:
                 task.cancel()
         return Reply(503, b"no replica answers")
 
-    async def _each(self, model: str, ask_one: AskOne, loads: bool) -> list[tuple[Member, Reply]]:
+    async def _each(self, model: str, ask_one: AskOne, loads: bool) -> list[tuple[ReplicaInfo, Reply]]:
         """What each replica answers. What leaves before it has answered is not among them.
 
         But for a load, a replica's refusal is the answer of all.
         """
-        asked = {member: asyncio.ensure_future(ask_one(member)) for member in self._fleet().of_model(model)}
+        asked = {replica: asyncio.ensure_future(ask_one(replica)) for replica in self._fleet().replicas_for(model)}
         waiting = set(asked.values())
         try:
             while waiting:
                 done, waiting = await asyncio.wait(waiting, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 if not loads and any(task.result().status in REFUSALS for task in done):
                     return [(one, task.result()) for one, task in asked.items() if task in done]
-                there = {member.id for member in self._fleet().members}
+                there = {replica.id for replica in self._fleet().replicas}
                 waiting -= {task for one, task in asked.items() if one.id not in there}
-            return [(member, task.result()) for member, task in asked.items() if task.done()]
+            return [(replica, task.result()) for replica, task in asked.items() if task.done()]
         finally:
             for task in asked.values():
                 task.cancel()
 
-    async def _keep(self, model: str, what: str, path: str, body: bytes, replies: list[tuple[Member, Reply]]) -> None:
-        made_by = frozenset(member.id for member, reply in replies if reply.status == 200)
+    async def _keep(
+        self, model: str, what: str, path: str, body: bytes, replies: list[tuple[ReplicaInfo, Reply]]
+    ) -> None:
+        made_by = frozenset(replica.id for replica, reply in replies if reply.status == 200)
         if made_by:
             group = self._fleet().group_of(model) if model else ""
             await self._record(Change(0, group, what, path, body, made_by))
@@ -208,7 +222,7 @@ class FanOut:
         )
         families: dict[str, list[str]] = {}
         family = ""
-        for member, reply in replies:
+        for replica, reply in replies:
             for line in reply.text.splitlines() if reply.status == 200 else ():
                 if line.startswith(("# HELP ", "# TYPE ")):
                     family = line.split()[2]
@@ -216,7 +230,7 @@ class FanOut:
                         families[family].append(line)
                 elif found := _SAMPLE.match(line):
                     name, labels, value = found.groups()
-                    all_labels = ",".join(filter(None, [labels, f'replica="{member.number}"']))
+                    all_labels = ",".join(filter(None, [labels, f'replica="{replica.number}"']))
                     families.setdefault(family, []).append(f"{name}{{{all_labels}}} {value}")
         return "".join(f"{line}\n" for lines in families.values() for line in lines)
 
@@ -259,11 +273,11 @@ def _code(reply: Reply) -> grpc.StatusCode:
     return CODES.get(reply.status, grpc.StatusCode.INTERNAL)
 
 
-def _failed(replies: list[tuple[Member, Reply]]) -> Reply:
+def _failed(replies: list[tuple[ReplicaInfo, Reply]]) -> Reply:
     """Status 200, or that of the first failure, with a text that names each replica that failed."""
     if not replies:
         return Reply(503, b"no replica answers")
-    failures = [(member, reply) for member, reply in replies if reply.status != 200]
+    failures = [(replica, reply) for replica, reply in replies if reply.status != 200]
     if not failures:
         return Reply(200, b"")
     texts = {_error_text(reply) for _, reply in failures}

@@ -22,12 +22,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stubserve.fleet import directory as known
-from stubserve.fleet.asking import OF_CONNECTION, ask
 from stubserve.fleet.balancer import Balancer
 from stubserve.fleet.configuration import Addresses
 from stubserve.fleet.directory import Change, Fleet
 from stubserve.fleet.fan_out import SAFE, FanOut
 from stubserve.fleet.replica import free_ports, node_address
+from stubserve.fleet.replica_client import OF_CONNECTION, ask
 
 log = logging.getLogger("ray.serve")
 
@@ -64,7 +64,7 @@ class Front:
         for task in self._tasks:
             if task.done():
                 task.result()
-        if self._shown.members and not self._balancer.lives:
+        if self._shown.replicas and not self._balancer.lives:
             raise RuntimeError("the front does not answer any more; HAProxy's log, above, says why")
 
     async def __call__(self, request: Request) -> Response:
@@ -98,7 +98,7 @@ class Front:
                 continue
             version = fleet.version
             # A new directory knows no replicas for a moment.
-            if fleet.members and dataclasses.replace(fleet, version=self._shown.version) != self._shown:
+            if fleet.replicas and dataclasses.replace(fleet, version=self._shown.version) != self._shown:
                 self._shown = fleet
                 await asyncio.to_thread(self._balancer.show, fleet, self._known.id)
 

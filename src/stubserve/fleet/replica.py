@@ -28,10 +28,10 @@ from urllib.parse import quote
 
 from stubserve.api.access import AUTHORIZATION, OWNER
 from stubserve.fleet import child
-from stubserve.fleet.asking import Reply, ask, ask_for
 from stubserve.fleet.demand import Demand
-from stubserve.fleet.directory import Change, Member, Told
+from stubserve.fleet.directory import AnnounceReply, Change, ReplicaInfo
 from stubserve.fleet.group import Group
+from stubserve.fleet.replica_client import Reply, ask, ask_replica
 from stubserve.model_config.parse import parse_text
 from stubserve.model_config.render import to_json_dict
 
@@ -62,7 +62,7 @@ class Replica:
         http_port, grpc_port, metrics_port = free_ports(host, 3)
         name = serve.get_replica_context().app_name
         models = tuple(group.models)
-        self._member = Member(uuid.uuid4().hex, name, models, host, http_port, grpc_port, metrics_port)
+        self._info = ReplicaInfo(uuid.uuid4().hex, name, models, host, http_port, grpc_port, metrics_port)
         self._known = -1  # the last change that this replica knows of
         self._log: dict[str, Change] = {}
         self._again: dict[int, float] = {}  # changes that have failed, and when they are tried again
@@ -86,7 +86,7 @@ class Replica:
         await self._until_ready()
         if group.calls:
             await self._load()
-        self._member = replace(self._member, sequences=await self._longest_idle())
+        self._info = replace(self._info, sequences=await self._longest_idle())
         self._announcing = asyncio.get_running_loop().create_task(self._announce_forever())
 
     async def check_health(self) -> None:
@@ -106,7 +106,7 @@ class Replica:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Ray scales by: how many replicas the work that arrives here would fill."""
         metrics = await self._metrics()
-        return {"demand": self._demand.of(metrics, time.monotonic())} if metrics else {}
+        return {"demand": self._demand.update(metrics, time.monotonic())} if metrics else {}
 
     async def __del__(self) -> None:
         """Leaves: see the top of this module. Ray awaits it."""
@@ -114,13 +114,13 @@ class Replica:
             self._end()
             return
         self._announcing.cancel()
-        until = time.monotonic() + (self._group.drain_s if self._member.sequences else _LEARN_S)
-        self._member = replace(self._member, leaving=True)
+        until = time.monotonic() + (self._group.drain_s if self._info.sequences else _LEARN_S)
+        self._info = replace(self._info, leaving=True)
         while time.monotonic() < until:
             await self._announce()
             await asyncio.sleep(_ANNOUNCE_S)
         with contextlib.suppress(Exception):  # the directory may be gone first
-            await self._directory.gone.remote(self._member.id)
+            await self._directory.gone.remote(self._info.id)
         await asyncio.sleep(_LEARN_S)
         await asyncio.to_thread(self._end)
 
@@ -142,7 +142,7 @@ class Replica:
         for model, config in [*loads, *((model, None) for model in self._group.models)]:
             body = json.dumps({"parameters": {"config": json.dumps(config)}} if config else {}).encode()
             path = f"/v2/repository/models/{quote(model, safe='')}/load"
-            reply = await ask_for(self._member, path, body, _START_S, headers=self._rights)
+            reply = await ask_replica(self._info, path, body, _START_S, headers=self._rights)
             if reply.status != 200:
                 self._end()
                 raise RuntimeError(f"model '{model}' is not loaded: {reply.text}")
@@ -161,7 +161,7 @@ class Replica:
             # What cannot serve a model, or is silent, gets nothing new until Ray has replaced it.
             alive = (await self._ask("GET", "/v2/health/live")).status == 200
             failed = _FAILED.search(await self._metrics())
-            self._member = replace(self._member, leaving=failed is not None or not alive)
+            self._info = replace(self._info, leaving=failed is not None or not alive)
             knew = self._known
             await self._announce()
             if self._making is not None:
@@ -174,7 +174,7 @@ class Replica:
         """Says that this replica is there, and begins to make the changes that it has not made."""
         try:
             failed = frozenset(change.number for change in self._log.values() if change.number in self._again)
-            told = await self._directory.announce.remote(self._member, max(self._known, 0), self._known >= 0, failed)
+            told = await self._directory.announce.remote(self._info, max(self._known, 0), self._known >= 0, failed)
             if told.last < self._known:
                 await self._directory.restore.remote(self._known, list(self._log.values()))
         except Exception as error:  # of Ray: the directory is being started anew
@@ -183,32 +183,32 @@ class Replica:
         if self._making is None or self._making.done():
             self._making = asyncio.create_task(self._make(told))
 
-    async def _make(self, told: Told) -> None:
+    async def _make(self, told: AnnounceReply) -> None:
         tried = False
         for change in told.changes:
             self._log[change.what] = change
-            if self._member.id in change.made_by or self._again.get(change.number, 0.0) > time.monotonic():
+            if self._info.id in change.made_by or self._again.get(change.number, 0.0) > time.monotonic():
                 continue
             tried = True
-            reply = await ask_for(self._member, change.path, change.body, _START_S, headers=self._rights)
+            reply = await ask_replica(self._info, change.path, change.body, _START_S, headers=self._rights)
             if reply.status == 200:
                 self._again.pop(change.number, None)
                 continue
             if change.number not in self._again:
-                log.error("stubserve: %s of replica %d: %s", change.path, self._member.number, reply.text)
+                log.error("stubserve: %s of replica %d: %s", change.path, self._info.number, reply.text)
             self._again[change.number] = time.monotonic() + _AGAIN_S
         if tried or told.last > self._known:
-            self._member = replace(self._member, sequences=await self._longest_idle())
+            self._info = replace(self._info, sequences=await self._longest_idle())
         self._known = max(self._known, told.last)
 
     async def _metrics(self) -> str:
         """The text of the metrics port; "" without an answer."""
-        host, port = self._member.host, self._member.metrics_port
+        host, port = self._info.host, self._info.metrics_port
         reply = await ask(host, port, "GET", "/metrics", headers=self._rights, timeout_s=5.0)
         return reply.text if reply.status == 200 else ""
 
     async def _ask(self, method: str, path: str, body: bytes | None = None) -> Reply:
-        return await ask(self._member.host, self._member.http_port, method, path, body, self._rights, timeout_s=5.0)
+        return await ask(self._info.host, self._info.http_port, method, path, body, self._rights, timeout_s=5.0)
 
     def _raise_if_ended(self) -> None:
         if self._process.poll() is not None:

@@ -15,7 +15,7 @@ import psutil
 import uvicorn
 
 from stubserve.fleet.balancer import Addresses, Balancer
-from stubserve.fleet.directory import Change, Fleet, Front, Member
+from stubserve.fleet.directory import Change, Fleet, Front, ReplicaInfo
 from stubserve.fleet.fan_out import FanOut
 from tests.conformance.servers import free_ports
 from tools.bench.processes import MIB, rss_anon
@@ -91,11 +91,11 @@ class Strangers(Scene):
         neighbour = Neighbour(self.folder / "models", folder / "neighbour", FLAGS, environment, ("works", "sums"))
         stack.callback(lambda: self._left.extend(neighbour.stop()))
         world, ports = self.world, neighbour.ports
-        members = [
-            Member(f"{number:032x}", "all", (), HOST, *ports, sequences=True)
+        replicas = [
+            ReplicaInfo(f"{number:032x}", "all", (), HOST, *ports, sequences=True)
             for number, ports in ((2, (world.http_port, world.grpc_port, world.metrics_port)), (4, ports))
         ]
-        fleet = Fleet(1, members, [Front("f", HOST, peer)], {"all": ()})
+        fleet = Fleet(1, replicas, [Front("f", HOST, peer)], {"all": ()})
         app = FanOut(lambda: fleet, _forget).app()
         fan_out = uvicorn.Server(uvicorn.Config(app, HOST, fan_out_http, log_level="critical", lifespan="off"))
         thread = threading.Thread(target=fan_out.run, daemon=True)

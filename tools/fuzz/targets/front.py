@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from stubserve.api.placement import BodyPlacer
 from stubserve.errors import ServeError
 from stubserve.fleet.balancer import Addresses, Balancer
-from stubserve.fleet.directory import Fleet, Front, Member
+from stubserve.fleet.directory import Fleet, Front, ReplicaInfo
 from stubserve.fleet.replica import free_ports
 from stubserve.http.infer_json import decode_json
 from stubserve.inference.tensor import drop_blocks
@@ -72,12 +72,12 @@ def running() -> Iterator[None]:
         balancer = Balancer(folder, Addresses("127.0.0.1", _port, grpc, metrics, _fan_out, fan_out_grpc))
         ports = [_serve(stack, 0), _serve(stack, 0)]
         _serve(stack, _fan_out)
-        members = [
-            Member(f"{number:032x}", "all", (), "127.0.0.1", port, port, port, sequences=True)
+        replicas = [
+            ReplicaInfo(f"{number:032x}", "all", (), "127.0.0.1", port, port, port, sequences=True)
             for number, port in zip((2, 4), ports, strict=True)
         ]
         stack.callback(balancer.end)
-        balancer.show(Fleet(1, members, [Front("f", "127.0.0.1", peer)], {"all": ()}), "f")
+        balancer.show(Fleet(1, replicas, [Front("f", "127.0.0.1", peer)], {"all": ()}), "f")
         _places.clear()
         yield
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import httptools
 
-from stubserve.fleet.directory import Member
+from stubserve.fleet.directory import ReplicaInfo
 
 Headers = dict[str, str]
 GRPC_SERVICE = "/inference.GRPCInferenceService/"
@@ -91,10 +91,10 @@ async def ask(
     return await _within(timeout_s, _ask(host, port, method, path, body or b"", given))
 
 
-async def may_ask(member: Member, path: str, headers: Headers) -> Reply:
+async def expect_continue(replica: ReplicaInfo, path: str, headers: Headers) -> Reply:
     """How a replica answers the head of a POST alone: status 100 if it wants the body."""
     head = {**headers, "content-length": "1", "expect": "100-continue"}
-    return await _within(10.0, _ask(member.host, member.http_port, "POST", path, b"", head, or_interim=True))
+    return await _within(10.0, _ask(replica.host, replica.http_port, "POST", path, b"", head, or_interim=True))
 
 
 async def _within(timeout_s: float, asking: Coroutine[Any, Any, Reply]) -> Reply:
@@ -134,13 +134,13 @@ async def _ask(
         writer.transport.abort()
 
 
-async def ask_for(
-    member: Member, path: str, body: bytes, timeout_s: float, method: str = "POST", headers: Headers | None = None
+async def ask_replica(
+    replica: ReplicaInfo, path: str, body: bytes, timeout_s: float, method: str = "POST", headers: Headers | None = None
 ) -> Reply:
     """Asks a replica, over HTTP or, where `path` is that of a gRPC method, over gRPC: `body` is the message then."""
     if path.startswith(GRPC_SERVICE):
-        return await _call(f"{member.host}:{member.grpc_port}", path, body, timeout_s, headers or {})
-    return await ask(member.host, member.http_port, method, path, body, headers, timeout_s)
+        return await _call(f"{replica.host}:{replica.grpc_port}", path, body, timeout_s, headers or {})
+    return await ask(replica.host, replica.http_port, method, path, body, headers, timeout_s)
 
 
 async def _call(address: str, method: str, message: bytes, timeout_s: float, headers: Headers) -> Reply:
