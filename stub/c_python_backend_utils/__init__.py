@@ -7,10 +7,10 @@ from stubserve_stub.api.constants import MemoryType, MetricKind
 from stubserve_stub.api.exceptions import TritonError, TritonModelException
 from stubserve_stub.api.logger import Logger
 from stubserve_stub.api.metrics import Metric, MetricFamily
-from stubserve_stub.api.questions import SharedMemory, is_model_ready, load_model, unload_model
 from stubserve_stub.api.requests import InferenceRequest, InferenceTrace, PreferredMemory
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender
+from stubserve_stub.api.server_queries import SharedMemory, is_model_ready, load_model, unload_model
 from stubserve_stub.api.tensors import Tensor
 
 TRITONSERVER_MEMORY_GPU = MemoryType.TRITONSERVER_MEMORY_GPU

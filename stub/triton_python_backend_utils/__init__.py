@@ -21,9 +21,9 @@ from stubserve_stub.api.exceptions import TritonError, TritonModelException
 from stubserve_stub.api.logger import Logger
 from stubserve_stub.api.metrics import MetricFamily
 from stubserve_stub.api.model_config import ModelConfig
-from stubserve_stub.api.questions import is_model_ready, load_model, unload_model
 from stubserve_stub.api.requests import InferenceRequest, PreferredMemory, get_input_tensor_by_name
 from stubserve_stub.api.responses import InferenceResponse, get_output_tensor_by_name
+from stubserve_stub.api.server_queries import is_model_ready, load_model, unload_model
 from stubserve_stub.api.stacking import stack, unstack
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.api.utils import (

@@ -25,7 +25,7 @@ class Control:
         raise self._error
 
 
-@pytest.mark.parametrize("question", ["load_model", "unload_model"])
+@pytest.mark.parametrize("query", ["load_model", "unload_model"])
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -37,9 +37,9 @@ class Control:
     ],
 )
 def test_whatever_goes_wrong_is_answered(
-    question: str, error: Exception, text: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    query: str, error: Exception, text: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wish = {"question": question, "model": "other", "config": "", "files": {}, "unload_dependents": False}
+    wish = {"query": query, "model": "other", "config": "", "files": {}, "unload_dependents": False}
     monkeypatch.setattr(logging.getLogger("stubserve"), "propagate", True)
     assert asyncio.run(change_model(Control(error), wish)) == {"error": text}
     assert ("No space left" in caplog.text) is isinstance(error, OSError)

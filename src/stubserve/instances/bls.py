@@ -88,7 +88,7 @@ class StubCalls:
         self._open: dict[int, StubCall] = {}
         # Models with new calls in their queues
         self.due: list[ServedModel] = []
-        # Questions whether a model is ready, and the requests that wait for the answers
+        # Queries whether a model is ready, and the requests that wait for the answers
         self._checks: dict[asyncio.Task[None], Request] = {}
 
     @property
@@ -151,10 +151,10 @@ class StubCalls:
         for model in due:
             model.poll()
 
-    async def tell(self, question: dict[str, Any]) -> dict[str, Any]:
+    async def answer_readiness(self, query: dict[str, Any]) -> dict[str, Any]:
         """Whether another model is ready: the answer as "value", or why there is none as "error"."""
         try:
-            model = self._models.find(question["model"], question["version"])
+            model = self._models.find(query["model"], query["version"])
         except ServeError as error:
             return {"error": error.message} if error.code is Code.INVALID_ARG else {"value": False}
         return {"value": not await model.check_ready()}

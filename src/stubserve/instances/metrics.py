@@ -35,13 +35,13 @@ class StubMetrics:
             self._change(series, message["change"], message["value"])
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a question that begins with `metric`: its "value", or the reason for none as "error"."""
-        question = message["question"]
+        """The answer to a query that begins with `metric`: its "value", or the reason for none as "error"."""
+        query = message["query"]
         try:
-            if question == "metric_family":
+            if query == "metric_family":
                 family = self._registry.open_family(message["name"], message["description"], _KINDS[message["type"]])
                 self._families[message["family"]] = (family, [])
-            elif question == "metric_series":
+            elif query == "metric_series":
                 family, members = self._families[message["family"]]
                 self._series[message["metric"]] = self._registry.open_series(
                     family, message["labels"], message["buckets"]

@@ -51,17 +51,17 @@ class Services:
     client_regions: bool = False
 
 
-async def change_model(control: ControlForModels, wish: dict[str, Any]) -> dict[str, Any]:
-    """Carries out a model's wish. Returns None as "value" when it is done, or the reason for a failure as "error"."""
+async def change_model(control: ControlForModels, query: dict[str, Any]) -> dict[str, Any]:
+    """Loads or unloads a model for a model. Returns None as "value" when done, or the reason why not as "error"."""
     try:
-        if wish["question"] == "load_model":
-            await control.load(wish["model"], wish["config"] or None, wish["files"])
+        if query["query"] == "load_model":
+            await control.load(query["model"], query["config"] or None, query["files"])
         else:
-            await control.unload(wish["model"], wish["unload_dependents"])
+            await control.unload(query["model"], query["unload_dependents"])
     except ServeError as error:
         return {"error": error.message}
     except Exception as raised:
         # The model waits for an answer, and its stub is not at fault.
-        log.exception("unexpected error while a model's request was carried out: %s", wish.get("question"))
+        log.exception("unexpected error while a model's request was carried out: %s", query.get("query"))
         return {"error": f"unexpected error in the server: {raised!r}"}
     return {"value": None}

@@ -1,7 +1,7 @@
 """One life of a stub, from its start to its death, as the parent controls it.
 
 Its parts: `process` (control socket, stderr, death), `handshake` (until the model is initialized), `work` (its
-requests, over its rings). This module joins them, answers the model's questions over the control socket, and keeps the
+requests, over its rings). This module joins them, answers the model's queries over the control socket, and keeps the
 end in order.
 """
 
@@ -54,7 +54,7 @@ class Stub:
         self._on_log = on_log
         self._services = services
         self._gone = asyncio.Event()
-        # Tasks that answer the model's questions
+        # Tasks that answer the model's queries
         self._answering: set[asyncio.Task[None]] = set()
         self._readiness: asyncio.Future[dict[str, Any]] | None = None
         outputs = None
@@ -126,8 +126,8 @@ class Stub:
     async def is_ready(self) -> tuple[bool, str]:
         """Asks the model's `is_ready`: the answer, and the reason of a no.
 
-        There is one question at a time, and later callers share its answer (as upstream). The caller limits the wait:
-        when it gives up, the question stays open.
+        There is one query at a time, and later callers share its answer (as upstream). The caller limits the wait:
+        when it gives up, the query stays open.
         """
         if not self.handshake.checks_readiness:
             return True, ""
@@ -166,32 +166,32 @@ class Stub:
             self._metrics.on_message(message)
         elif kind == "readiness":
             self._answer_readiness(message)
-        elif kind == "ask" and message["question"].startswith("metric"):
-            self._process.send("told", number=message["number"], **self._metrics.answer(message))
-        elif kind == "ask":
-            answering = self._loop.create_task(self._tell(message))
+        elif kind == "query" and message["query"].startswith("metric"):
+            self._process.send("query_answer", number=message["number"], **self._metrics.answer(message))
+        elif kind == "query":
+            answering = self._loop.create_task(self._answer_query(message))
             self._answering.add(answering)
             answering.add_done_callback(self._answering.discard)
         elif not self._grant.on_message(message):
             self.handshake.on_message(message)
 
-    async def _tell(self, question: dict[str, Any]) -> None:
-        kind = question["question"]
+    async def _answer_query(self, query: dict[str, Any]) -> None:
+        kind = query["query"]
         if kind == "is_model_ready":
-            answer = await self.work.calls.tell(question)
+            answer = await self.work.calls.answer_readiness(query)
         elif kind == "memory_left":
             answer = {"value": self._memory.ledger.left}
         else:
-            answer = await change_model(self._services.control, question)
-        self._process.send("told", number=question["number"], **answer)
+            answer = await change_model(self._services.control, query)
+        self._process.send("query_answer", number=query["number"], **answer)
 
     def _tell_log_levels(self) -> None:
         self._words[layout.LOG_LEVELS] = self._services.log_settings.model_levels()
 
     def _answer_readiness(self, answer: dict[str, Any]) -> None:
-        question, self._readiness = self._readiness, None
-        if question is not None and not question.done():
-            question.set_result(answer)
+        waiting, self._readiness = self._readiness, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
 
     def _on_process_death(self, cause: str) -> None:
         left = self.work.close()

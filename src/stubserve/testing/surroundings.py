@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from stubserve_stub.api import bls, logger, metrics, utils
-from stubserve_stub.api.questions import Questions
+from stubserve_stub.api.server_queries import ServerQueries
 
 from stubserve.instances.launcher import log_from_stub
 from stubserve.instances.metrics import StubMetrics
@@ -60,12 +60,12 @@ class LocalMetrics:
     """The server's side of a model's metrics, in this process: changes take effect at once."""
 
     def __init__(self, instance: str, registry: MetricRegistry) -> None:
-        self.questions = Questions(instance, self.tell)
+        self.queries = ServerQueries(instance, self.send)
         self._metrics = StubMetrics(registry)
 
-    def tell(self, kind: str, **fields: Any) -> None:
-        if kind == "ask":
-            self.questions.on_told({"number": fields["number"], **self._metrics.answer(fields)})
+    def send(self, kind: str, **fields: Any) -> None:
+        if kind == "query":
+            self.queries.on_answer({"number": fields["number"], **self._metrics.answer(fields)})
         else:
             self._metrics.on_message({"kind": kind, **fields})
 
@@ -111,7 +111,7 @@ class Surroundings:
         self._imports.enter()
         utils.set_model_dir(str(self._version_dir))
         logger.connect(log_line, lambda: _ALL_LEVELS)
-        metrics.connect(self._metrics.questions)
+        metrics.connect(self._metrics.queries)
         bls.connect(self.calls)
 
     def _leave(self) -> None:

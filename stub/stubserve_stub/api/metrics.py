@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from stubserve_stub.api.arguments import as_text, incompatible
 from stubserve_stub.api.constants import MetricKind
 from stubserve_stub.api.exceptions import TritonModelException
-from stubserve_stub.api.questions import Questions
+from stubserve_stub.api.server_queries import ServerQueries
 
 _NO_SERVER = "Metrics can be made and used from 'initialize' on, in a model that a server has loaded."
 _FAILED = "Failed to {} metric value"
@@ -26,14 +26,14 @@ _DELETED = (
 
 
 # The way to the server, once connected
-_server: Optional[Questions] = None
+_server: Optional[ServerQueries] = None
 _numbers = itertools.count()
 
 
-def connect(questions: Optional[Questions]) -> None:
+def connect(queries: Optional[ServerQueries]) -> None:
     """Lets the model make metrics from now on; None forbids further families."""
     global _server
-    _server = questions
+    _server = queries
 
 
 class _Family:
@@ -41,7 +41,7 @@ class _Family:
 
     __slots__ = ("alive", "kind", "metrics", "number", "server")
 
-    def __init__(self, server: Questions, kind: MetricKind) -> None:
+    def __init__(self, server: ServerQueries, kind: MetricKind) -> None:
         self.server = server
         self.kind = kind
         self.number = next(_numbers)
@@ -102,7 +102,7 @@ class Metric:
             raise self._family.server.refused(doing, reason)
 
     def _change(self, change: str, amount: float) -> None:
-        self._family.server.tell("metric_change", metric=self._number, change=change, value=amount)
+        self._family.server.send("metric_change", metric=self._number, change=change, value=amount)
 
 
 # The family has a method of that name.
@@ -168,7 +168,7 @@ class MetricFamily:
         if family is not None:
             family.alive = False
             family.metrics.clear()
-            family.server.tell("metric_family_gone", family=family.number)
+            family.server.send("metric_family_gone", family=family.number)
 
 
 def _as_float(value: Any) -> Optional[float]:

@@ -200,7 +200,7 @@ class MainLoop:
         self._backend.cancel(number, indices)
 
     def _on_is_ready(self, message: Dict[str, Any]) -> None:
-        # A thread of its own: a slow answer must not hold up cancellations. The parent asks one question at a time.
+        # A thread of its own: a slow answer must not hold up cancellations. The parent sends one query at a time.
         threading.Thread(target=self._answer_is_ready, daemon=True).start()
 
     def _answer_is_ready(self) -> None:

@@ -22,7 +22,7 @@ DELETED = "Invalid metric operation as the corresponding 'MetricFamily' has been
 def join(registry: MetricRegistry) -> LocalMetrics:
     """From now on metrics are made in this registry, by one more stub."""
     local = LocalMetrics("INST", registry)
-    metrics.connect(local.questions)
+    metrics.connect(local.queries)
     return local
 
 

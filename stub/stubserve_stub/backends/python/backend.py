@@ -1,6 +1,6 @@
 """The Python backend: runs the class `TritonPythonModel` of a `model.py`, and connects `pb_utils` to the server.
 
-The log, metrics and questions to the server are connected when the instance is initialized. A model may make requests
+The log, metrics and queries to the server are connected when the instance is initialized. A model may make requests
 of its own from the end of `initialize` to the beginning of `finalize`.
 """
 
@@ -13,7 +13,7 @@ import threading
 import weakref
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from stubserve_stub.api import bls, logger, metrics, questions, utils
+from stubserve_stub.api import bls, logger, metrics, server_queries, utils
 from stubserve_stub.api.constants import REQUEST_RELEASE_RESCHEDULE
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender, Senders
@@ -69,10 +69,10 @@ class PythonBackend(Backend):
         self._instance = instance
         self._senders = Senders(host.channel, instance.decoupled)
         logger.connect(self._log, host.channel.log_levels)
-        asked = questions.Questions(instance.name, host.control.send)
-        host.control.handle("told", asked.on_told)
-        questions.connect(asked)
-        metrics.connect(asked)
+        queries = server_queries.ServerQueries(instance.name, host.control.send)
+        host.control.handle("query_answer", queries.on_answer)
+        server_queries.connect(queries)
+        metrics.connect(queries)
         # First, because the model may change the arguments.
         self._check_outputs(instance)
         config = json.loads(instance.arguments["model_config"])

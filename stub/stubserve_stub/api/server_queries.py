@@ -1,4 +1,4 @@
-"""Questions of a model to the server. They cannot wait for the main thread, because that thread may be asking.
+"""Queries of a model to the server. They cannot wait for the main thread, because that thread may be asking.
 
 They go out over the control socket, and the thread that reads it hands each answer to the thread that waits.
 
@@ -17,19 +17,19 @@ from stubserve_stub.api.arguments import as_text, incompatible
 from stubserve_stub.api.exceptions import TritonModelException
 
 
-class Questions:
-    """Asks the server, on the thread that waits. `instance` is what errors name; `tell` sends a control message."""
+class ServerQueries:
+    """Asks the server, on the thread that waits. `instance` is what errors name; `send` sends a control message."""
 
-    def __init__(self, instance: str, tell: Callable[..., None]) -> None:
+    def __init__(self, instance: str, send: Callable[..., None]) -> None:
         self._instance = instance
         # Sends a message without an answer; may be called in a finalizer
-        self.tell = tell
+        self.send = send
         self._process = os.getpid()
         self._numbers = itertools.count(1)
         self._waiting: "Dict[int, queue.SimpleQueue[Dict[str, Any]]]" = {}
         self._guard = threading.Lock()
 
-    def ask(self, question: str, failure: str, **fields: Any) -> Any:
+    def ask(self, query: str, failure: str, **fields: Any) -> Any:
         """The server's answer. Raises TritonModelException that begins with `failure` if it refuses."""
         if os.getpid() != self._process:
             # Only the stub's own process has the thread that hears the answer.
@@ -38,31 +38,31 @@ class Questions:
         with self._guard:
             number = next(self._numbers)
             self._waiting[number] = answers
-        self.tell("ask", number=number, question=question, **fields)
+        self.send("query", number=number, query=query, **fields)
         answer = answers.get()
         if "error" in answer:
             raise self.refused(failure, answer["error"])
         return answer["value"]
 
     def refused(self, failure: str, reason: str) -> TritonModelException:
-        """The error for a question that the server refuses, or is known to refuse."""
+        """The error for a query that the server refuses, or is known to refuse."""
         return TritonModelException(
             f"{failure}: Failed to process the request for model '{self._instance}', message: {reason}"
         )
 
-    def on_told(self, message: Dict[str, Any]) -> None:
+    def on_answer(self, message: Dict[str, Any]) -> None:
         """Takes an answer; on the control thread."""
         with self._guard:
             waiting = self._waiting.pop(message["number"])
         waiting.put(message)
 
 
-_questions: Optional[Questions] = None
+_queries: Optional[ServerQueries] = None
 
 
-def connect(questions: Questions) -> None:
-    global _questions
-    _questions = questions
+def connect(queries: ServerQueries) -> None:
+    global _queries
+    _queries = queries
 
 
 def load_model(model_name: str, config: str = "", files: Optional[Any] = None) -> None:
@@ -128,10 +128,10 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
     return ready
 
 
-def _ask(question: str, failure: str, **fields: Any) -> Any:
-    if _questions is None:
+def _ask(query: str, failure: str, **fields: Any) -> Any:
+    if _queries is None:
         raise TritonModelException(f"{failure}: there is no server to ask before 'initialize'.")
-    return _questions.ask(question, failure, **fields)
+    return _queries.ask(query, failure, **fields)
 
 
 class SharedMemory:
@@ -145,7 +145,7 @@ class SharedMemory:
 
         Raises TritonModelException where there is no server, and in a process that the model has forked.
         """
-        if _questions is None:
+        if _queries is None:
             raise TritonModelException("There is no shared memory outside of a server.")
-        left: int = _questions.ask("memory_left", "Failed to ask how much shared memory is free")
+        left: int = _queries.ask("memory_left", "Failed to ask how much shared memory is free")
         return left
