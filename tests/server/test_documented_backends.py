@@ -1,4 +1,4 @@
-"""What docs/guides/backends.md shows is what works: the models, the configurations, the clients and what is installed."""
+"""What docs/guides/backends.md shows is what works: models, configurations, clients and what is installed."""
 
 from __future__ import annotations
 

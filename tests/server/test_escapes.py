@@ -1,6 +1,7 @@
 """Models that try to get out of their box: what each flag of stubs keeps them from.
 
-What is not kept from them is in docs/guides/security.md ("What a model that means harm can do"), a table that this file reads.
+What is not kept from them is in docs/guides/security.md ("What a model that means harm can do"), a table that this file
+reads.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import numpy as np
 from stubserve_stub.wire import strings
 from stubserve_stub.wire.datatypes import BY_NAME, shape_text
 
-from stubserve.commands.question import (
+from stubserve.commands.model_inputs import (
     DEFAULT_URL,
     InputTensor,
     ModelInput,

@@ -13,7 +13,7 @@ class Tools(Part):
     def addresses(self, http: str, metrics: str, models: Sequence[ServedModel]) -> Mapping[str, str]:
         if not (http and models):
             return {}
-        from stubserve.commands.question import DEFAULT_URL, command_line, curl_line, inputs_of
+        from stubserve.commands.model_inputs import DEFAULT_URL, command_line, curl_line, inputs_of
         from stubserve.model_config.render import model_metadata, render_json
 
         model = models[0]

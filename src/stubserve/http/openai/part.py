@@ -1,6 +1,6 @@
 """OpenAI's routes as a part of the server: on the port of HTTP (`--openai`), or on their own (`--openai-port`).
 
-TokenCounts of a model that these routes can serve are counted, and its chat template is read, whether they are on or not.
+Tokens of a model that these routes can serve are counted, and its chat template is read, whether they are on or not.
 """
 
 from __future__ import annotations
