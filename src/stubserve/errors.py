@@ -61,6 +61,10 @@ _SHOWN = {
 }
 
 
+class Unusable(Exception):
+    """What a flag names cannot be used on this machine; the text has the reason and the remedy."""
+
+
 class UsageError(Exception):
     """The command line is wrong; the text says how."""
 

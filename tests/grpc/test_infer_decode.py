@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stubserve.api.forwarded_headers import with_headers
 from stubserve.errors import Code
 from stubserve.grpc import infer_decode
 from stubserve.grpc.infer_decode import decode, split
@@ -74,7 +73,7 @@ def test_requests_do_not_share_parameters(memory: Memory) -> None:
     made.parameters["own"].string_param = "y"
     data = made.SerializeToString()
     first, second = [decode(data, split(data), known, memory.store)[0] for _ in range(2)]
-    more = with_headers(first, {"header": "h"})
+    more = first.with_headers({"header": "h"})
     assert more.options.parameters == {"own": "y", "header": "h"}
     assert first.options.parameters == second.options.parameters == {"own": "y"}
 

@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from stubserve.api.tokens import Tokens
 from stubserve.errors import Code, ServeError
+
+if TYPE_CHECKING:
+    from stubserve.api.tokens import Tokens
 
 # The kinds that can be restricted, by Triton's names
 RESTRICTED_KINDS = (

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable
 
-from stubserve.api.tokens import token_of
+# Longer tokens are not looked at.
+_MAX_BYTES = 4096
 
 OFF, CONNECTION, ADDRESS, TOKEN = "off", "connection", "address", "token"
 WAYS = (OFF, CONNECTION, ADDRESS, TOKEN)
@@ -33,6 +34,14 @@ class FairQueues:
             if token is not None:
                 return token
         return peer.rpartition(":")[0]
+
+
+def token_of(authorization: bytes) -> bytes | None:
+    """The token in an Authorization header's value, however the rest is spelled; None without a token."""
+    scheme, _, token = authorization.partition(b" ")
+    if scheme.lower() != b"bearer" or len(token) > _MAX_BYTES:
+        return None
+    return token.strip(b" ")
 
 
 def peer_name(peername: object) -> str:

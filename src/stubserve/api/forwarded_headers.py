@@ -9,7 +9,7 @@ Python has (looking ahead and back, references) is refused, as Triton refuses it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from stubserve.api.request_options import PREFIX, RESERVED
 from stubserve.errors import invalid
@@ -61,21 +61,10 @@ class HeaderForwarding:
     def forward(self, request: Request, headers: Iterable[tuple[bytes, bytes]]) -> Request:
         """The request with the parameters from its headers. If it raises ServeError, nothing of the request is held."""
         try:
-            return with_headers(request, self.parameters([(name.decode("latin-1"), value) for name, value in headers]))
+            return request.with_headers(self.parameters([(name.decode("latin-1"), value) for name, value in headers]))
         except BaseException:
             drop_blocks(request.inputs)
             raise
-
-
-def with_headers(request: Request, forwarded: Mapping[str, str]) -> Request:
-    """The request with these parameters. They take the place of its own of the same names, in whatever case those are:
-    a model that trusts a header must not get what the body says instead.
-    """
-    if not forwarded:
-        return request
-    names = {name.lower() for name in forwarded}
-    own = {name: value for name, value in (request.options.parameters or {}).items() if name.lower() not in names}
-    return request.with_parameters({**own, **forwarded})
 
 
 def compile_re2(pattern: str) -> re.Pattern[str]:

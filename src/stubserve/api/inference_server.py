@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stubserve.api.fair_queues import FairQueues
-from stubserve.api.forwarded_headers import HeaderForwarding
 from stubserve.api.placement import BodyPlacer, ReplyFormat, Store
 from stubserve.connections.receive_buffers import ReceiveBuffers
 from stubserve.connections.slow_clients import SlowClients
@@ -17,6 +16,7 @@ from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import HeapAccount
 
 if TYPE_CHECKING:
+    from stubserve.api.forwarded_headers import HeaderForwarding
     from stubserve.memory.client_regions import ClientRegions
 
 

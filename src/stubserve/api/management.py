@@ -21,6 +21,7 @@ from stubserve.repository.registry import Registry, parse_version
 from stubserve.settings.groups import TRACE_LEVELS, TRACE_OFF
 
 if TYPE_CHECKING:
+    from stubserve.api.forwarded_headers import HeaderForwarding
     from stubserve.memory.client_regions import ClientRegions
 
 SYSTEM_SHARED_MEMORY, CUDA_SHARED_MEMORY = "system_shared_memory", "cuda_shared_memory"
@@ -92,6 +93,15 @@ class ServerFacts(InferenceServer, Protocol):
     def known_model(self, name: str, version: str) -> ServedModel: ...
 
     async def ready(self) -> bool: ...
+
+
+def header_forwarding(pattern: str) -> HeaderForwarding | None:
+    """Forwards the headers whose names match; None without a pattern."""
+    if not pattern:
+        return None
+    from stubserve.api.forwarded_headers import HeaderForwarding
+
+    return HeaderForwarding(pattern)
 
 
 def live(server: ServerFacts) -> bool:

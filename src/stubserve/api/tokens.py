@@ -20,27 +20,23 @@ import re
 import string
 from pathlib import Path
 
+from stubserve.api.fair_queues import token_of
 from stubserve.connections.changing_files import ChangingFiles
+from stubserve.errors import Unusable
 
 log = logging.getLogger("stubserve.server")
 
 _DIGEST = "sha256:"
 # RFC 6750, §2.1
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
-# Longer tokens are not looked at.
-_MAX_BYTES = 4096
 # A token with fewer characters could be guessed by trying.
 _MIN_LENGTH = 16
 
 Kinds = frozenset[str]
 
 
-class TokenFileError(Exception):
-    """A file of tokens cannot be used; the text names the file, the line and what to do."""
-
-
 class Tokens:
-    """The tokens of a file. `kinds` are all kinds of APIs; `epoch` grows with each reading. Raises TokenFileError."""
+    """The tokens of a file. `kinds` are all kinds of APIs; `epoch` grows with each reading. Raises Unusable."""
 
     def __init__(self, path: Path, kinds: Kinds) -> None:
         self._path = path
@@ -59,7 +55,7 @@ class Tokens:
             return
         try:
             self._digests = read_tokens(self._path, self._kinds)
-        except TokenFileError as error:
+        except Unusable as error:
             self.failures += 1
             log.error("the tokens stay as they were: %s", error)
             return
@@ -84,21 +80,13 @@ class Tokens:
         return kinds
 
 
-def token_of(authorization: bytes) -> bytes | None:
-    """The token in an Authorization header's value, however the rest is spelled; None without a token."""
-    scheme, _, token = authorization.partition(b" ")
-    if scheme.lower() != b"bearer" or len(token) > _MAX_BYTES:
-        return None
-    return token.strip(b" ")
-
-
 def read_tokens(path: Path, kinds: Kinds) -> dict[bytes, Kinds]:
-    """The kinds for each token, by the token's digest. Raises TokenFileError."""
+    """The kinds for each token, by the token's digest. Raises Unusable."""
     try:
         text = path.read_text()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise TokenFileError(f"--auth-token-file={path}: {reason}") from None
+        raise Unusable(f"--auth-token-file={path}: {reason}") from None
     found: dict[bytes, Kinds] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -107,19 +95,19 @@ def read_tokens(path: Path, kinds: Kinds) -> dict[bytes, Kinds]:
         where = f"--auth-token-file={path}, line {number}"
         digest = _digest(words[0])
         if digest is None:
-            raise TokenFileError(
+            raise Unusable(
                 f"{where}: a token has {_MIN_LENGTH} characters at least, letters, digits and any of -._~+/, or is "
                 f"written as {_DIGEST} and 64 hexadecimal digits"
             )
         if digest in found:
-            raise TokenFileError(f"{where}: the same token stands in a line above")
+            raise Unusable(f"{where}: the same token stands in a line above")
         chosen = [kind for word in words[1:] for kind in word.split(",") if kind]
         for kind in chosen:
             if kind not in kinds:
-                raise TokenFileError(f"{where}: unknown API '{kind}'; there are {', '.join(sorted(kinds))}")
+                raise Unusable(f"{where}: unknown API '{kind}'; there are {', '.join(sorted(kinds))}")
         found[digest] = frozenset(chosen) or kinds
     if not found:
-        raise TokenFileError(f"--auth-token-file={path}: there is no token in it")
+        raise Unusable(f"--auth-token-file={path}: there is no token in it")
     return found
 
 

@@ -17,9 +17,6 @@ from stubserve.settings.fronts import Tls
 
 log = logging.getLogger("stubserve.server")
 
-# Seconds for a client's part of a handshake
-HANDSHAKE_S = 10.0
-
 
 def tls_context(tls: Tls, protocols: Sequence[str]) -> ssl.SSLContext:
     """The context for a server, with ALPN's `protocols`. Raises OSError that names the file which cannot be used."""

@@ -14,7 +14,6 @@ from operator import attrgetter
 from typing import Any
 
 from stubserve.api.fair_queues import TOKEN
-from stubserve.api.forwarded_headers import compile_re2
 from stubserve.errors import UsageError
 from stubserve.flags.table import FLAGS, GROUPS
 from stubserve.flags.unneeded import UNNEEDED
@@ -182,6 +181,10 @@ def _check(settings: Settings) -> None:
     for name, front, noun in fronts:
         _check_tls(name, front.tls)
         check_restricted([kind for group in front.restrictions for kind in group], noun)
+        if not front.header_forward_pattern:
+            continue
+        from stubserve.api.forwarded_headers import compile_re2
+
         try:
             compile_re2(front.header_forward_pattern)
         except re.error as error:

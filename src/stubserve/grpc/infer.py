@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from stubserve.api.access import AUTHORIZATION
-from stubserve.api.forwarded_headers import HeaderForwarding, with_headers
 from stubserve.api.inference_server import InferenceServer
 from stubserve.api.placement import ReplyFormat
 from stubserve.errors import ServeError, internal, unsupported
@@ -20,6 +20,9 @@ from stubserve.inference.request import Request, Response
 from stubserve.inference.served_model import ServedModel
 from stubserve.memory.blocks import Block
 from stubserve.memory.heap_account import FREE_BYTES
+
+if TYPE_CHECKING:
+    from stubserve.api.forwarded_headers import HeaderForwarding
 
 
 class GrpcInferCall(Call):
@@ -57,7 +60,7 @@ class GrpcInferCall(Call):
             self.model.statistics.record_error(error)
             raise
         if forwarded:
-            request = with_headers(request, forwarded)
+            request = request.with_headers(forwarded)
         request.request_start_ns = start_ns
         if len(data) > FREE_BYTES:
             self.share()

@@ -6,16 +6,13 @@ import asyncio
 import functools
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
 from stubserve.api.access import Access
-from stubserve.api.forwarded_headers import HeaderForwarding
-from stubserve.api.management import ServerFacts
-from stubserve.api.tokens import Tokens
+from stubserve.api.management import ServerFacts, header_forwarding
 from stubserve.errors import ServeError
-from stubserve.grpc.access_log import LoggedRpc
 from stubserve.grpc.infer import ModelInfer
 from stubserve.grpc.infer_rewrite import rewrite
 from stubserve.grpc.management import METHODS, SERVICE, ManagementRpcs
@@ -27,6 +24,9 @@ from stubserve.memory.blocks import Block
 
 # For RPCs that neither infer nor load: their requests are a name or two.
 MAX_QUESTION_BYTES = 1 << 20
+
+if TYPE_CHECKING:
+    from stubserve.api.tokens import Tokens
 
 _RESTRICTED_PREFIX = "triton-grpc-protocol-"
 
@@ -82,7 +82,7 @@ class Service:
         logs_calls: bool = False,
     ) -> None:
         self._server = server
-        self._forwarding = HeaderForwarding(forward_pattern) if forward_pattern else None
+        self._forwarding = header_forwarding(forward_pattern)
         self._access = access
         self._logs_calls = logs_calls
         # The handlers of RPCs that go on until their clients end them
@@ -116,6 +116,8 @@ class Service:
         if access is not None and access.guards(kind):
             method = method._replace(open=functools.partial(_guarded, method, access, kind))
         if self._logs_calls:
+            from stubserve.grpc.access_log import LoggedRpc  # not at the top: it is off in most servers
+
             method = method._replace(open=functools.partial(LoggedRpc, method, path))
         self.methods[path] = method
 

@@ -8,11 +8,14 @@ so this module makes the headers for its replies.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from stubserve.api.access import Access
-from stubserve.api.tokens import Tokens
 from stubserve.errors import ServeError
 from stubserve.http.message import RequestHead
+
+if TYPE_CHECKING:
+    from stubserve.api.tokens import Tokens
 
 INFERENCE = "inference"
 

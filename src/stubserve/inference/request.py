@@ -199,6 +199,16 @@ class Request:
         options = self.options._replace(parameters=parameters)
         return Request(self.inputs, self.id, options, self.requested_outputs, self.regions)
 
+    def with_headers(self, forwarded: Mapping[str, str]) -> Request:
+        """As `with_parameters`, beside its own. They take the place of those of the same names, in whatever case those
+        are: a model that trusts a header must not get what the body says instead.
+        """
+        if not forwarded:
+            return self
+        names = {name.lower() for name in forwarded}
+        own = {name: value for name, value in (self.options.parameters or {}).items() if name.lower() not in names}
+        return self.with_parameters({**own, **forwarded})
+
     def end_trace(self) -> None:
         """Completes the request's trace, if there is one."""
         if self.trace is not None:

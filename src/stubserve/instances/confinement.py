@@ -34,17 +34,13 @@ from stubserve_stub.runtime.confinement import (
 )
 
 from stubserve.environments.environment import Environment
-from stubserve.errors import internal
+from stubserve.errors import Unusable, internal
 from stubserve.settings.groups import WITHHELD, InstanceSettings, VariableRule
 
 log = logging.getLogger("stubserve.server")
 
 # `-I -S`: nothing but the interpreter and its library
 _CONFINED = (sys.executable, "-I", "-S", stubserve_stub.runtime.confinement.__file__)
-
-
-class ConfinementError(Exception):
-    """Stubs cannot be confined as the operator demands; the text has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +127,20 @@ def withheld(rules: Sequence[VariableRule], model: str, names: Iterable[str]) ->
 
 
 def confinement(settings: InstanceSettings) -> Confinement:
-    """The confinement that the flags demand. Raises OSError, or ConfinementError if it is impossible here."""
+    """The confinement that the flags demand. Raises OSError, or Unusable if it is impossible here."""
     sandbox = settings.stub_sandbox
     version = landlock_version() if sandbox else 0
     if sandbox and not version:
-        raise ConfinementError(
+        raise Unusable(
             f"--stub-sandbox={','.join(sorted(sandbox))}: this kernel has no Landlock (Linux 5.13 or newer, with "
             "landlock among lsm=). Leave the flag out, and use a container or --stub-user"
         )
     if "network" in sandbox and version < NETWORK_VERSION:
-        raise ConfinementError(
+        raise Unusable(
             f"--stub-sandbox=network: this kernel's Landlock (version {version}) cannot forbid TCP; Linux 6.7 can"
         )
     if sandbox and settings.stub_new_privileges:
-        raise ConfinementError(
+        raise Unusable(
             "--stub-sandbox and --stub-new-privileges exclude each other: a process that may use sudo is not confined"
         )
     user = _user(settings.stub_user) if settings.stub_user else None
@@ -166,11 +162,11 @@ def _user(name: str) -> User | None:
     try:
         found = pwd.getpwnam(name)
     except KeyError:
-        raise ConfinementError(f"--stub-user={name}: there is no such user") from None
+        raise Unusable(f"--stub-user={name}: there is no such user") from None
     if found.pw_uid == os.geteuid():
         return None
     if os.geteuid() != 0:
-        raise ConfinementError(f"--stub-user={name}: only a server that runs as root can run stubs as somebody else")
+        raise Unusable(f"--stub-user={name}: only a server that runs as root can run stubs as somebody else")
     groups: set[int] = set()
     with contextlib.suppress(OSError):
         groups = {group.gr_gid for group in grp.getgrall() if name in group.gr_mem}

@@ -13,7 +13,6 @@ import logging
 from typing import Any
 
 from stubserve.environments.environment import Environment
-from stubserve.environments.probe import explain
 from stubserve.errors import internal
 from stubserve.instances.death import unhealthy
 from stubserve.instances.stub_process import Health, StubProcess
@@ -99,6 +98,8 @@ class Handshake:
             tail = process.stderr_text()
             if self._died_while == "booting":
                 # The model is not the cause: its code was not reached.
+                from stubserve.environments.probe import explain  # not at the top: failures alone need it
+
                 cause = f"{self._death} (pid {process.pid})"
                 cause = await asyncio.to_thread(explain, self._environment, cause, tail)
                 raise internal(f"Stub process '{process.name}' cannot be started: {cause}")

@@ -14,7 +14,6 @@ from typing import Any
 from stubserve_stub.wire import layout
 
 from stubserve.environments.environment import Environment
-from stubserve.environments.probe import explain_start
 from stubserve.errors import ServeError, internal
 from stubserve.instances.execution_watch import ExecutionWatch
 from stubserve.instances.handshake import Handshake
@@ -88,6 +87,8 @@ class Stub:
                 self._regions.close()
             if self._devices is not None:
                 self._devices.close()
+            from stubserve.environments.probe import explain_start  # not at the top: failures alone need it
+
             raise internal(f"Stub process '{name}' cannot be started: {explain_start(environment, error)}") from None
         if services.janitor is not None:
             services.janitor.adopt(self._process.pid)

@@ -20,11 +20,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from stubserve.observability.log_file import LogFile
 from stubserve.observability.output import QueuedStream, output
 from stubserve.settings.groups import LoggingSettings
+
+if TYPE_CHECKING:
+    from stubserve.observability.log_file import LogFile
 
 DEFAULT, ISO8601, JSON = "default", "ISO8601", "json"
 
@@ -217,6 +219,8 @@ def configure(settings: LoggingSettings) -> LogSettings:
     handlers: list[logging.Handler]
     colored = [False, False]
     if settings.file:
+        from stubserve.observability.log_file import LogFile
+
         log_settings.log_file = LogFile(settings.file, output)
         handlers = [log_settings.log_file]
     else:

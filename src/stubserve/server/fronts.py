@@ -15,7 +15,6 @@ from starlette.types import ASGIApp
 
 from stubserve.connections.listening import Acceptor
 from stubserve.connections.paced_transport import see_it_closed
-from stubserve.connections.tls import tls_context
 from stubserve.http.access import Cors, HttpAccess
 from stubserve.http.app import create_app
 from stubserve.http.connection import HttpConnection
@@ -117,7 +116,11 @@ def _on_own_connections(server: Server, app: ASGIApp, access: HttpAccess | None)
 
 def _tls(server: Server) -> ssl.SSLContext | None:
     tls = server.settings.http.tls
-    return None if tls is None else tls_context(tls, ["http/1.1"])
+    if tls is None:
+        return None
+    from stubserve.connections.tls import tls_context
+
+    return tls_context(tls, ["http/1.1"])
 
 
 def _config(server: Server, app: Any, **more: Any) -> uvicorn.Config:

@@ -18,12 +18,10 @@ from pathlib import Path
 
 import uvloop
 
-from stubserve.api.tokens import TokenFileError
 from stubserve.closed_process import close_process
 from stubserve.environments import refusals
-from stubserve.errors import ServeError
+from stubserve.errors import ServeError, Unusable
 from stubserve.http import connection
-from stubserve.instances.confinement import ConfinementError
 from stubserve.memory import malloc
 from stubserve.observability.output import output
 from stubserve.repository.given_path import advice_for, servable
@@ -79,7 +77,7 @@ def _create(settings: Settings) -> Server:
         flag = "--log-file=" if error.filename == settings.logging.file else ""
         place = f"{flag}{error.filename}: " if error.filename else ""
         raise CannotServe(f"error: creating server: {place}{refusals.explained(error)}") from None
-    except (ConfinementError, TokenFileError) as error:
+    except Unusable as error:
         raise CannotServe(f"error: creating server: {error}") from None
     for notice in settings.notices:
         log.warning(notice)

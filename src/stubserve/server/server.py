@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stubserve import __version__
 from stubserve.api.access import KINDS, OWNER
 from stubserve.api.fair_queues import OFF, FairQueues
-from stubserve.api.forwarded_headers import HeaderForwarding
-from stubserve.api.tokens import Tokens
+from stubserve.api.management import header_forwarding
 from stubserve.connections.receive_buffers import ReceiveBuffers
 from stubserve.connections.slow_clients import RequestPace, SlowClients
 from stubserve.errors import ServeError, invalid, overloaded, unavailable
@@ -41,6 +40,7 @@ from stubserve.settings.groups import EXPLICIT, NONE, POLL, Settings
 
 if TYPE_CHECKING:
     # What is off is not imported.
+    from stubserve.api.tokens import Tokens
     from stubserve.memory.client_regions import ClientRegions
     from stubserve.response_cache.store import ResponseCache
     from stubserve.schedulers.rate_limiter import RateLimiter
@@ -51,7 +51,7 @@ log = logging.getLogger("stubserve.server")
 class Server:
     """One server: its models and shared memory, and all that the protocols need. Without `parts` it makes them.
 
-    Raises OSError, TokenFileError, ConfinementError.
+    Raises OSError, Unusable.
     """
 
     def __init__(self, settings: Settings, parts: Sequence[Part] | None = None) -> None:
@@ -61,11 +61,10 @@ class Server:
         self.version = __version__
         # Access, and the limits of clients
         auth, clients = settings.auth, settings.clients
-        self.tokens = None if auth.token_file is None else Tokens(auth.token_file, KINDS)
+        self.tokens = None if auth.token_file is None else _tokens(auth.token_file)
         self.owner = os.environ.pop(OWNER, "").encode()
         self.http_access = http_access(settings.http.restricted, self.tokens, auth.open_kinds, self.owner)
-        pattern = settings.http.header_forward_pattern
-        self.http_forwarding = HeaderForwarding(pattern) if pattern else None
+        self.http_forwarding = header_forwarding(settings.http.header_forward_pattern)
         self.max_input_size = settings.http.max_input_size
         pace = RequestPace(clients.min_rate, clients.request_timeout_secs)
         self.slow_clients = SlowClients(pace, clients.send_timeout_secs, clients.idle_timeout_secs)
@@ -287,6 +286,12 @@ def _check_debugged(settings: Settings) -> None:
             close = difflib.get_close_matches(name, known, 1)
             meant = f"; did you mean '{close[0]}'?" if close else ""
             raise invalid(f"--debug-model={name}: there is no model of that name{meant}")
+
+
+def _tokens(file: Path) -> Tokens:
+    from stubserve.api.tokens import Tokens
+
+    return Tokens(file, KINDS)
 
 
 def _client_regions() -> ClientRegions:

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from time import perf_counter
 from typing import cast
 
 from stubserve.api.inference_server import InferenceServer
-from stubserve.connections.listening import BACKLOG, listen
+from stubserve.connections.listening import BACKLOG, HANDSHAKE_S, listen
 from stubserve.connections.paced_transport import PacedProtocol
 from stubserve.connections.sent_memory import unsent
-from stubserve.connections.tls import HANDSHAKE_S, tls_context
 from stubserve.errors import ServeError
 from stubserve.grpc.http2 import frames
 from stubserve.grpc.http2.budget import SHORT_BYTES, ClientBudget
@@ -231,7 +231,11 @@ class Http2Transport:
     def __init__(self, server: InferenceServer, service: Service, options: GrpcSettings) -> None:
         self._endpoint = Endpoint(server, service.methods, options)
         self._service = service
-        self._tls = None if options.tls is None else tls_context(options.tls, ["h2"])
+        self._tls: ssl.SSLContext | None = None
+        if options.tls is not None:
+            from stubserve.connections.tls import tls_context
+
+            self._tls = tls_context(options.tls, ["h2"])
         self._listener = listen(options.address, options.port, options.reuse_port)
         self.port: int = self._listener.getsockname()[1]
         self._accepting: asyncio.Server | None = None

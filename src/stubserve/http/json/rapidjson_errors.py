@@ -22,10 +22,10 @@ from typing import Any, NoReturn
 import orjson
 
 from stubserve.errors import ServeError, internal, invalid
+from stubserve.http.json.values import NESTING_TEXT
 
 TOKENS = 1_000_000
 DEPTH = 200
-NESTING_TEXT = "JSON nesting depth exceeds maximum allowed limit (100)"
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")

@@ -27,8 +27,7 @@ from stubserve_stub.wire import strings as wire_strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
 from stubserve.errors import ServeError, internal, invalid, unsupported
-from stubserve.http.json.rapidjson_errors import NESTING_TEXT
-from stubserve.http.json.values import is_int, is_uint
+from stubserve.http.json.values import NESTING_TEXT, is_int, is_uint
 
 MAX_DEPTH = 100
 

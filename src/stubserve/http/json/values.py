@@ -13,9 +13,10 @@ from typing import Any, Final
 import orjson
 
 from stubserve.errors import Code, ServeError, internal, invalid
-from stubserve.http.json import rapidjson_errors
 
 UNSET: Final = object()
+
+NESTING_TEXT = "JSON nesting depth exceeds maximum allowed limit (100)"
 
 # A longer text that orjson does not read alone takes a millisecond and more for each of these lengths.
 ODD_BYTES = 4 * 1024
@@ -47,6 +48,8 @@ def parse_json(text: bytes, most: float = math.inf) -> Any:
         document = orjson.loads(text)
     except orjson.JSONDecodeError:
         _check_odd(text, most)
+        from stubserve.http.json import rapidjson_errors  # not at the top: most servers never read such JSON
+
         return rapidjson_errors.parse(text)
     try:
         # If a name occurs twice, orjson silently keeps the last. But both colons are there to be counted.
@@ -57,7 +60,7 @@ def parse_json(text: bytes, most: float = math.inf) -> Any:
         _check_odd(text, most)
         return json.loads(text, object_pairs_hook=_first_of_each)
     except RecursionError:
-        raise invalid(rapidjson_errors.NESTING_TEXT) from None
+        raise invalid(NESTING_TEXT) from None
 
 
 def _check_odd(text: bytes, most: float) -> None:

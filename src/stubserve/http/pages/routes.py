@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,10 +16,11 @@ from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError
 from stubserve.http.app import route
 from stubserve.http.asgi_request import json_response
-from stubserve.http.pages import openapi
-from stubserve.http.pages.status import ServerStatus
 from stubserve.parts import MetricsPage
 from stubserve.repository.registry import ModelEntry
+
+if TYPE_CHECKING:
+    from stubserve.http.pages.status import ServerStatus
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -37,6 +40,8 @@ def routes(server: ServerFacts, with_chat: bool) -> Iterator[Route]:
     """
 
     async def describe(request: Request) -> Response:
+        from stubserve.http.pages import openapi  # not at the top: few people ask
+
         access, models = server.http_access, server.registry.serving()
         wants_token = access is not None and AUTHORIZATION in access.credentials
         return json_response(openapi.document(server.name, server.version, models, wants_token))
@@ -55,6 +60,8 @@ def routes(server: ServerFacts, with_chat: bool) -> Iterator[Route]:
 
 def status_pages(server: ServerFacts) -> Iterable[MetricsPage]:
     """The status page and its data. Everybody may load the page itself, which asks for a token."""
+    began = time.time()
+    status: ServerStatus | None = None
 
     def models() -> Iterable[ModelEntry]:
         try:
@@ -62,13 +69,17 @@ def status_pages(server: ServerFacts) -> Iterable[MetricsPage]:
         except ServeError:  # the start has failed
             return ()
 
-    errors = server.log_settings.last_errors
-    status = ServerStatus(server.name, server.version, models, server.memory, errors)
-
     async def show() -> Response:
         return _page("status.html")
 
     async def tell() -> Response:
+        nonlocal status
+        if status is None:
+            from stubserve.http.pages.status import ServerStatus
+
+            status = ServerStatus(
+                server.name, server.version, models, server.memory, server.log_settings.last_errors, began
+            )
         data = await server.offload.run(status.json())
         return Response(data, headers=HEADERS, media_type="application/json")
 

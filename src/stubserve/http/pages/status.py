@@ -31,7 +31,7 @@ _ERRORS = 100
 
 
 class ServerStatus:
-    """The status of one server. `models()` are all its models."""
+    """The status of one server. `models()` are all its models; it `began` at that Unix time."""
 
     def __init__(
         self,
@@ -40,13 +40,14 @@ class ServerStatus:
         models: Callable[[], Iterable[ModelEntry]],
         memory: Memory,
         errors: LastErrors,
+        began: float,
     ) -> None:
         self._name = name
         self._version = version
         self._models = models
         self._memory = memory
         self._errors = errors
-        self._began = time.time()
+        self._began = began
         # (Unix time, answered, failed, nanoseconds of those that were answered, waiting)
         self._history: deque[tuple[float, int, int, int, int]] = deque(maxlen=_SAMPLES)
 
