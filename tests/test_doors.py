@@ -47,7 +47,7 @@ DOORS = {
 DOORS |= {folder.rpartition(".")[2]: part(folder) for folder in PARTS}
 DOORS |= {name: Door(f"src/stubserve/{name}") for name in ("fleet", "client", "testing")}
 # The cases that a change breaks least often
-LONG = ("gpu_metrics", "cloud", "agents", "fleet", "client", "testing")
+LONG = ("memory_pressure", "gpu_metrics", "cloud", "agents", "fleet", "client", "testing")
 # What `check` and a load say of a model that asks for the feature: its configuration, and the text
 ASKED = {
     name: (f'backend: "{name}"', f"unable to find backend library for backend '{name}'")
@@ -60,6 +60,7 @@ ASKED["agents"] = (
 )
 # What a command line is told that asks for the feature
 REFUSED = {
+    "memory_pressure": "serve REPOSITORY --shed-on-memory-pressure",
     "openai": "serve REPOSITORY --openai",
     "platforms": "serve REPOSITORY --allow-sagemaker",
     "pages": "serve REPOSITORY --try-page",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PARTS = (
     "observability.traces",
     "observability.gpu_metrics",
+    "observability.memory_pressure",
     "repository.cloud",
     "repository.agents",
     "commands",
@@ -35,6 +36,8 @@ PARTS = (
     "http.platforms",
 )
 
+# Finds a model version by name and version, for a request. Raises ServeError.
+Find = Callable[[str, str], ServedModel]
 # A family of metrics (`observability/families.py`), labels, and the value
 Sample = tuple[str, tuple[tuple[str, str], ...], float]
 # A page on the port of metrics: its path, whether reading it needs the rights for metrics, and the answer
@@ -75,6 +78,10 @@ class Part:
 
     async def close(self) -> None:
         """Called when the models are gone."""
+
+    def finder(self, find: Find) -> Find:
+        """What finds the model of a request to infer, made of what does so otherwise."""
+        return find
 
     def routes(self, server: Any) -> Iterable[Route]:
         """Routes on the port of HTTP."""

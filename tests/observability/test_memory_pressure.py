@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stubserve.memory import system_pressure as memory_pressure
-from stubserve.memory.system_pressure import PRESSED_S, MemoryPressure
+from stubserve.observability.memory_pressure import watch as memory_pressure
+from stubserve.observability.memory_pressure.watch import PRESSED_S, MemoryPressure
 
 from ..real_server import PATIENCE_S
 

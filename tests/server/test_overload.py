@@ -87,7 +87,7 @@ def test_a_full_queue_says_when_to_come_again(repository: Path) -> None:
 TOLD = """
 import os, socket, sys
 from stubserve.cli import main
-from stubserve.memory import system_pressure as memory_pressure
+from stubserve.observability.memory_pressure import watch as memory_pressure
 
 def start(self, path=None):
     self.watch(os.dup(teller.fileno()))

@@ -54,6 +54,7 @@ _BACKEND_SETTINGS = (
 )
 # What asks for a part of the server: a setting, the part's name, and the flag
 _PARTS = (
+    ("shed_on_memory_pressure", "memory_pressure", "--shed-on-memory-pressure"),
     ("http.openai", "openai", "--openai"),
     ("http.openai_port", "openai", "--openai-port"),
     ("sagemaker.allow", "platforms", "--allow-sagemaker"),

@@ -17,7 +17,7 @@ from stubserve.api.fair_queues import OFF, FairQueues
 from stubserve.api.management import header_forwarding
 from stubserve.connections.receive_buffers import ReceiveBuffers
 from stubserve.connections.slow_clients import RequestPace, SlowClients
-from stubserve.errors import ServeError, invalid, overloaded, unavailable
+from stubserve.errors import ServeError, invalid, unavailable
 from stubserve.http.access import http_access
 from stubserve.http.json.process import JsonProcess
 from stubserve.inference.long_work import Offload
@@ -28,12 +28,11 @@ from stubserve.instances.services import Services
 from stubserve.loading.control import ModelControl
 from stubserve.loading.loader import Loader
 from stubserve.memory.server_memory import Memory
-from stubserve.memory.system_pressure import MemoryPressure
 from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
 from stubserve.observability.metrics import MachineMetrics, ServerMetrics
-from stubserve.parts import Part, Sample, is_installed, not_installed, parts_of
+from stubserve.parts import Find, Part, Sample, is_installed, not_installed, parts_of
 from stubserve.repository.folder import list_names
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.settings.groups import EXPLICIT, NONE, POLL, Settings
@@ -81,9 +80,6 @@ class Server:
         self.cache = _response_cache(settings, self.memory) if settings.cache.name else None
         self.offload = Offload()
         self.large_json = JsonProcess(self.memory.block)
-        # The machine's memory, and requests that were refused because it was short
-        self._memory_pressure = MemoryPressure(settings.shed_on_memory_pressure)
-        self._shed = 0
         # State: its gRPC port, whether it is about to stop, and whether it has; `drain` begins that in an own process
         self.grpc_port = 0
         self.loaded = False
@@ -95,7 +91,10 @@ class Server:
         # The model version that a question is about, which costs nothing, and the one for an inference request; both by
         # name and version. Raise ServeError. When the server stops they refuse everything.
         self.known_model = self._registry.find
-        self.find_model = self._find_unless_short if settings.shed_on_memory_pressure else self._registry.find
+        self.parts = parts_of(settings) if parts is None else parts
+        self.find_model: Find = self._registry.find
+        for part in self.parts:
+            self.find_model = part.finder(self.find_model)
         custom = MetricRegistry(RESERVED)
         measured = settings.metrics
         interval_s = measured.interval_ms / 1000
@@ -103,7 +102,6 @@ class Server:
         self.metrics = ServerMetrics(
             self._registry.serving, measured.latencies, machine, custom, self.memory, self._samples, self.cache
         )
-        self.parts = parts_of(settings) if parts is None else parts
         self._janitor = Janitor()
         self._confinement = confinement(settings.instances)
         self._control = self._model_control(custom)
@@ -160,7 +158,6 @@ class Server:
 
         After that error the server is neither live nor ready, and has no models.
         """
-        self._memory_pressure.start()
         for part in self.parts:
             await part.start()
         try:
@@ -199,14 +196,6 @@ class Server:
             raise _not_started()
         return self._control
 
-    def _find_unless_short(self, name: str, version: str) -> ServedModel:
-        """As `find_model` if requests are refused while the machine's memory is short."""
-        model = self._registry.find(name, version)
-        if self._memory_pressure.is_high:
-            self._shed += 1
-            raise overloaded("memory is short on this machine; try again later (--shed-on-memory-pressure)")
-        return model
-
     async def ready(self) -> bool:
         """Whether the server is ready in the sense of /v2/health/ready."""
         if not self.loaded or self.leaves:
@@ -231,8 +220,6 @@ class Server:
     def _samples(self) -> Iterator[Sample]:
         """Measurements of the server as a whole."""
         tokens = self.tokens
-        yield "stubserve_memory_pressure", (), float(self._memory_pressure.is_high)
-        yield "stubserve_requests_shed_total", (), self._shed
         yield "stubserve_log_lines_lost_total", (), self.log_settings.lines_lost()
         yield "stubserve_token_file_reads_total", (), 0 if tokens is None else tokens.epoch - 1
         yield "stubserve_token_file_failures_total", (), 0 if tokens is None else tokens.failures
@@ -263,7 +250,6 @@ class Server:
         await asyncio.to_thread(self._confinement.close)
         if self.cache is not None:
             await self.cache.close()
-        self._memory_pressure.close()
         self.large_json.close()
         if self.regions is not None:
             self.regions.close()
