@@ -9,8 +9,8 @@ from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.factory import create_scheduler
 from stubserve.schedulers.hold import BACKLOG_VARIABLE, HOLD_VARIABLE
 from stubserve.schedulers.policy_queue import PriorityLevels, QueuePolicy
-from stubserve.schedulers.sequence.direct import DirectBatcher
-from stubserve.schedulers.sequence.oldest import OldestBatcher
+from stubserve.sequences.direct import DirectBatcher
+from stubserve.sequences.oldest import OldestBatcher
 
 from .requests import batches, request
 

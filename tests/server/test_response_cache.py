@@ -21,7 +21,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import trustme
 
-from stubserve.response_cache.redis_store import PREFIX
+from stubserve.redis_store.store import PREFIX
 
 from ..real_server import PATIENCE_S, Serving, binary_output, binary_request, eventually, io_config, write_model
 from ..redis_server import redis_server

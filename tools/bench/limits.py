@@ -17,10 +17,10 @@ from types import SimpleNamespace
 from stubserve.errors import ServeError
 from stubserve.inference.request import Request, Response
 from stubserve.inference.work import Work
+from stubserve.rate_limiter.dispatcher import LimitedDispatcher
+from stubserve.rate_limiter.limiter import RateLimiter
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
-from stubserve.schedulers.rate_limiter import RateLimiter
 from stubserve.serving.dispatcher import Dispatcher
-from stubserve.serving.limited_dispatcher import LimitedDispatcher
 
 REQUESTS = 10_000
 ROUNDS = 3

@@ -26,7 +26,7 @@ from stubserve.errors import ServeError, internal
 from stubserve.gpus import Gpus, supported
 from stubserve.inference.signature import Signature
 from stubserve.instances.execution_watch import execute_timeout
-from stubserve.loading.ensembles import circle, version_not_loaded
+from stubserve.loading.ensembles import circle
 from stubserve.loading.launchers import threads_per_instance
 from stubserve.loading.program import check_python_parameters, idle_parts, locate_program
 from stubserve.loading.source_check import completes_config, source_problems
@@ -35,9 +35,7 @@ from stubserve.model_config.parse import decode_text, find_templates
 from stubserve.model_config.proto import ENSEMBLE_PLATFORM, ModelConfig
 from stubserve.model_config.reading import Reading, read_leniently
 from stubserve.model_config.validate import problems, validate_directory_name
-from stubserve.model_config.validate_ensemble import ensemble_problems, member_problems
 from stubserve.model_config.validate_io import repeated_tensors
-from stubserve.model_config.validate_sequence import initial_state_problems
 from stubserve.repository.candidate import RUNS_ON_CPU
 from stubserve.repository.folder import (
     CONFIG_FILE,
@@ -131,9 +129,12 @@ class _Check:
         if fine and config.platform != ENSEMBLE_PLATFORM:
             # These checks need a configuration that is right so far.
             self._attempt(create_scheduler, config)
-            with log_as_problems(self._folder.name, self._file, self._found):
-                for wrong in initial_state_problems(config, self._folder.path):
-                    self._add(wrong)
+            if config.sequence_batching.state:
+                from stubserve.sequences.problems import initial_state_problems
+
+                with log_as_problems(self._folder.name, self._file, self._found):
+                    for wrong in initial_state_problems(config, self._folder.path):
+                        self._add(wrong)
             self._attempt(threads_per_instance, config, 1, os.environ)
             self._attempt(execute_timeout, config, 0.0)
         # Inputs that a model may still complete cannot be compared.
@@ -169,7 +170,9 @@ class _Check:
     def _certain_problems(self, config: Any, gpus: Gpus) -> Iterator[ServeError]:
         """The errors of the configuration that do not follow from what of it cannot be read."""
         doubtful: set[str] = set()
-        if self._reading.mistakes and config.HasField("ensemble_scheduling"):
+        if self._reading.mistakes and config.HasField("ensemble_scheduling") and parts.is_installed("ensembles"):
+            from stubserve.ensembles.problems import ensemble_problems
+
             # A tensor that is missing in one step may make errors of all other steps.
             doubtful = {error.message for error in ensemble_problems(config)}
         if "max_batch_size" in self._reading.unread:
@@ -255,6 +258,11 @@ class _Check:
 
     def _steps(self, config: Any) -> None:
         """What an ensemble needs of other models, as far as their configurations are on disk."""
+        if not (config.HasField("ensemble_scheduling") and parts.is_installed("ensembles")):
+            return
+        from stubserve.ensembles.problems import member_problems
+        from stubserve.ensembles.start import version_not_loaded
+
         for index, step in enumerate(config.ensemble_scheduling.step):
             if step.model_name and step.model_name not in self._models and not step.model_namespace:
                 line = self._reading.line_of(("ensemble_scheduling", "step", index, "model_name"))

@@ -61,6 +61,9 @@ _PARTS = (
     ("vertex.allow", "platforms", "--allow-vertex-ai"),
     ("http.try_page", "pages", "--try-page"),
     ("tracing.config", "traces", "--trace-config"),
+    ("cache.name", "response_cache", "--cache-config"),
+    ("cache.in_redis", "redis_store", "--cache-config=redis,..."),
+    ("rate_limit.on", "rate_limiter", "--rate-limit=execution_count"),
     ("repository.remotes", "cloud", "--model-repository with an address in the cloud"),
 )
 

@@ -14,43 +14,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from stubserve.errors import ServeError, invalid, raise_first
-from stubserve.inference.served_model import ModelFinder, ServedModel
+from stubserve.errors import ServeError, invalid
 from stubserve.loading.changes import Turn
-from stubserve.model_config.complete import copy_of, members_of
-from stubserve.model_config.proto import ModelConfig
-from stubserve.model_config.validate import validate
+from stubserve.model_config.complete import members_of
 from stubserve.repository.candidate import Candidate
-from stubserve.repository.folder import available_versions, read_labels
+from stubserve.repository.folder import available_versions
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.repository.repositories import Repositories
-from stubserve.serving.answering import StageMaker
 
 if TYPE_CHECKING:
     # A server without ensembles does not load what they are made of.
-    from stubserve.serving.ensemble_model import EnsembleModel
+    pass
 
 log = logging.getLogger("stubserve.repository")
 
 # The most rounds in which ensembles are settled because of each other
 _ROUNDS = 100
-
-# By name, and version as `find` takes it
-Members = Mapping[tuple[str, str], ServedModel]
-# From configuration, version and what stands for the files to a model's identity, and its stages in front of the queue
-Caching = Callable[[Any, int, bytes], tuple[bytes, Sequence[StageMaker]]]
-
-
-def version_not_loaded(ensemble: str, step: Any) -> ServeError:
-    """The refusal of a step with a model that lacks the version; upstream takes a missing version for 0."""
-    where = f"ensemble '{ensemble}' depends on '{step.model_name}'"
-    hint = "" if step.model_version else " (model_version: -1 means the latest)"
-    return invalid(f"{where} whose required version {step.model_version} is not loaded.{hint}")
 
 
 def rounds(needs: Mapping[str, Collection[str]]) -> list[list[str]]:
@@ -96,88 +79,6 @@ def no_longer_needed(name: str, needs: Mapping[str, Collection[str]], asked_for:
             if member in needs and member not in gone and member not in asked_for and not users:
                 gone.append(member)
     return gone[1:]
-
-
-async def start_ensemble(
-    candidate: Candidate, version: int, models: ModelFinder, max_queue_size: int, caching: Caching
-) -> EnsembleModel:
-    """A version of an ensemble that is ready.
-
-    Raises ServeError with upstream's texts. `max_queue_size` is the server's limit. `caching` gives its identity and
-    its stages in front of the queue.
-    """
-    from stubserve.model_config.validate_ensemble import is_decoupled, member_problems
-    from stubserve.serving.ensemble_model import EnsembleModel
-
-    folder, config = candidate.folder, candidate.config
-    validate(config)
-    labels = await asyncio.to_thread(read_labels, folder, config)
-    # Nothing is awaited from here on: the checked members are the served ones.
-    members = _find(config, models)
-    configs = _configs(members)
-    raise_first(member_problems(config, configs))
-    completed = copy_of(config)
-    # As upstream, whatever the configuration itself says
-    completed.model_transaction_policy.decoupled = is_decoupled(config, configs)
-    identity, front = caching(completed, version, b"".join([one.identity for one in members.values()]))
-    model = EnsembleModel(folder.name, version, completed, models, members, time.monotonic_ns, max_queue_size, front)
-    model.identity = identity
-    model.signature.labels = {**_labels_of_members(config, members), **labels}
-    return model
-
-
-def check_members(config: Any, registry: Registry, namespace: str) -> None:
-    """Raises ServeError INVALID_ARG if an ensemble cannot be served with the loaded models."""
-    from stubserve.model_config.validate_ensemble import member_problems
-
-    try:
-        members = _find(config, registry.within(namespace))
-    except ServeError:
-        raise _why_not_there(config, registry, namespace) from None
-    raise_first(member_problems(config, _configs(members)))
-
-
-def _key(step: Any) -> tuple[str, str]:
-    return step.model_name, "" if step.model_version == -1 else str(step.model_version)
-
-
-def _find(config: Any, models: ModelFinder) -> Members:
-    return {key: models.find(*key) for key in map(_key, config.ensemble_scheduling.step)}
-
-
-def _configs(members: Members) -> dict[str, ModelConfig]:
-    return {name: model.config for (name, _), model in members.items()}
-
-
-def _why_not_there(config: Any, registry: Registry, namespace: str) -> ServeError:
-    """The fault of the first member that is not loaded, in upstream's words."""
-    for step in config.ensemble_scheduling.step:
-        name = step.model_name
-        where = f"ensemble '{config.name}' depends on '{name}'"
-        key = registry.resolve(name, namespace)
-        if not registry.ready_versions(key):
-            entry = registry.models.get(key)
-            if entry is not None and entry.reason and not entry.versions:
-                return invalid(f"{where} which is not valid. Model '{name}' failed with error: {entry.reason}")
-            failed = [one for one in entry.versions.values() if one.state is VersionState.UNAVAILABLE] if entry else []
-            text = "".join(f"version {one.version} is at UNAVAILABLE state: {one.reason};" for one in failed)
-            more = f". Model '{name}' loading failed with error: {text}" if text else ""
-            return invalid(f"{where} which has no loaded version{more}")
-        if step.model_version != -1 and not registry.serves(key, step.model_version):
-            return version_not_loaded(config.name, step)
-    return invalid(f"ensemble '{config.name}' depends on models that are not loaded")
-
-
-def _labels_of_members(config: Any, members: Members) -> dict[str, list[str]]:
-    """The labels from the members that make the outputs, by output of the ensemble."""
-    wanted = {output.name for output in config.output}
-    labels = {}
-    for step in config.ensemble_scheduling.step:
-        known = members[_key(step)].signature.labels
-        for name, tensor in step.output_map.items():
-            if tensor in wanted and name in known:
-                labels[tensor] = known[name]
-    return labels
 
 
 class Ensembles:
@@ -262,6 +163,8 @@ class Ensembles:
             ]
         if not missing and await self.is_overtaken(candidate):
             return False
+        from stubserve.ensembles.start import check_members
+
         check_members(candidate.config, self._registry, namespace)
         return True
 

@@ -49,9 +49,9 @@ from stubserve.settings.groups import InstanceSettings, LatencySettings
 
 if TYPE_CHECKING:
     # A server without ensembles, a cache or a rate limiter does not load them.
+    from stubserve.ensembles.model import EnsembleModel
+    from stubserve.rate_limiter.limiter import RateLimiter
     from stubserve.response_cache.store import ResponseCache
-    from stubserve.schedulers.rate_limiter import RateLimiter
-    from stubserve.serving.ensemble_model import EnsembleModel
     from stubserve.serving.warm_up import WarmUp
 
 
@@ -139,7 +139,7 @@ class Loader:
         try:
             validate(config, candidate.gpus)
             if config.sequence_batching.state:
-                from stubserve.model_config.validate_sequence import check_initial_states
+                from stubserve.sequences.problems import check_initial_states
 
                 await asyncio.to_thread(check_initial_states, config, folder.path)
             labels = await asyncio.to_thread(read_labels, folder, config)
@@ -170,12 +170,11 @@ class Loader:
         return model
 
     async def _start_ensemble(self, candidate: Candidate, version: int, services: Services) -> EnsembleModel:
-        from stubserve.loading.ensembles import start_ensemble
+        from stubserve.ensembles.start import start_ensemble, warm_up_ensemble
 
         config, folder = candidate.config, candidate.folder.path
         model = await start_ensemble(candidate, version, services.models, self._settings.max_queue_size, self._caching)
         if config.model_warmup and not self._settings.start_asleep:  # a sample would wake its members
-            from stubserve.serving.warm_up import warm_up_ensemble
             from stubserve.serving.warm_up_samples import read_samples
 
             samples = await asyncio.to_thread(read_samples, config, model.signature, folder)
@@ -229,7 +228,7 @@ class Loader:
     def _make_queue(self) -> Callable[..., Dispatcher]:
         if self._limiter is None:
             return Dispatcher
-        from stubserve.serving.limited_dispatcher import LimitedDispatcher
+        from stubserve.rate_limiter.dispatcher import LimitedDispatcher
 
         return partial(LimitedDispatcher, self._limiter)
 
@@ -248,7 +247,7 @@ class Loader:
             # Only an ensemble gets here: it is decoupled because a member is.
             log.warning("model '%s': 'response_cache' has no effect, as its members are decoupled", config.name)
             return identity, ()
-        from stubserve.serving.caching import CacheStage
+        from stubserve.response_cache.stage import CacheStage
 
         return identity, (partial(CacheStage, cache, identity or secrets.token_bytes(32)),)
 

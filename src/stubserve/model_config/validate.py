@@ -46,8 +46,8 @@ def problems(config: ModelConfig, gpus: Gpus = NO_GPUS) -> Iterator[ServeError]:
     yield from model_problems(config)
     yield from instance_group_problems(config, gpus)
     yield from io_problems(config)
-    if config.sequence_batching.state:
-        from stubserve.model_config.validate_sequence import state_problems
+    if config.sequence_batching.state and parts.is_installed("sequences"):
+        from stubserve.sequences.problems import state_problems
 
         yield from state_problems(config)
     yield from parts.problems(config)
@@ -90,13 +90,19 @@ def model_problems(config: ModelConfig) -> Iterator[ServeError]:
     if config.HasField("sequence_batching"):
         if config.response_cache.enable:
             yield _cache_unsupported(config.name, "sequence batching scheduler")
-        from stubserve.model_config.validate_sequence import sequence_problems
+        if parts.is_installed("sequences"):
+            from stubserve.sequences.problems import sequence_problems
 
-        yield from sequence_problems(config)
+            yield from sequence_problems(config)
+        else:
+            yield parts.not_installed("sequences").at("sequence_batching")
     if config.HasField("ensemble_scheduling"):
-        from stubserve.model_config.validate_ensemble import ensemble_problems
+        if parts.is_installed("ensembles"):
+            from stubserve.ensembles.problems import ensemble_problems
 
-        yield from ensemble_problems(config)
+            yield from ensemble_problems(config)
+        else:
+            yield parts.not_installed("ensembles").at("ensemble_scheduling")
     elif config.platform == ENSEMBLE_PLATFORM:
         text = f"ensemble scheduling must be set for ensemble {config.name} whose platform is {ENSEMBLE_PLATFORM}"
         yield invalid(text).at("platform")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import psutil
 
@@ -26,10 +25,6 @@ from stubserve.observability.exposition import Exposition, FamilyText
 from stubserve.observability.families import FAMILIES
 from stubserve.parts import Sample
 from stubserve.settings.groups import LatencySettings
-
-if TYPE_CHECKING:
-    from stubserve.response_cache.local import LocalStore
-    from stubserve.response_cache.store import ResponseCache
 
 # Metrics from a model's statistics; nanoseconds become microseconds.
 _COUNTS = {
@@ -58,7 +53,7 @@ _SERVING = ("ready", "asleep")
 class ServerMetrics:
     """`models()` gives the models that serve; `memory` is their shared memory, `custom` the metrics that they make.
 
-    `cache` is the response cache, if there is one; `samples()` gives what is counted for the server as a whole.
+    `samples()` gives what is counted for the server as a whole.
     """
 
     def __init__(
@@ -69,7 +64,6 @@ class ServerMetrics:
         custom: MetricRegistry,
         memory: Memory,
         samples: Callable[[], Iterable[Sample]],
-        cache: ResponseCache | None = None,
     ) -> None:
         self._samples = samples
         self._models = models
@@ -77,7 +71,6 @@ class ServerMetrics:
         self._machine = machine
         self._custom = custom
         self._memory = memory
-        self._cache = cache
 
     def text(self) -> LongWork[str]:
         exposition = Exposition()
@@ -85,8 +78,6 @@ class ServerMetrics:
             self._expose_model(model, exposition)
             _expose_instances(model, exposition)
             yield None
-        if self._cache is not None and self._cache.local is not None and self._options.counter_latencies:
-            _expose_cache(self._cache.local, exposition)
         _family(exposition, "stubserve_arena_limit_bytes").sample((), self._memory.limit)
         committed = _family(exposition, "stubserve_arena_committed_bytes")
         for owner, nbytes in self._memory.held().items():
@@ -209,20 +200,6 @@ def _expose_instances(model: ServedModel, exposition: Exposition) -> None:
         }
         for name, value in values.items():
             _family(exposition, f"stubserve_instance_{name}").sample(_sorted({**names, "instance": facts.name}), value)
-
-
-def _expose_cache(store: LocalStore, exposition: Exposition) -> None:
-    """Adds the metrics of this server's own response cache, the same as upstream's local cache has."""
-    values = {
-        "nv_cache_util": store.used / store.limit,
-        "nv_cache_num_entries": len(store),
-        "nv_cache_num_hits": store.hits,
-        "nv_cache_num_misses": store.misses,
-        "nv_cache_num_lookups": store.hits + store.misses,
-        "nv_cache_num_evictions": store.evictions,
-    }
-    for name, value in values.items():
-        _family(exposition, name).sample((), value)
 
 
 class MachineMetrics:

@@ -1,1 +1,1 @@
-"""Answers that are kept: keys, entries, and their stores (`local`, `redis_store`). Nothing here knows a model."""
+"""Answers that are kept: keys, entries, their stores, and the stage in front of a model's queue (`stage`)."""

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from stubserve.errors import ServeError
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.memory.blocks import Block
+from stubserve.parts import require
 from stubserve.response_cache.entry import CacheEntry, Spare, fill, with_room
 from stubserve.response_cache.local import LocalStore
 from stubserve.response_cache.serialized import BadEntry, from_bytes, to_bytes
 from stubserve.settings.cache import LOCAL, CacheSettings
 
 if TYPE_CHECKING:
-    from stubserve.response_cache.redis_store import RedisStore
+    from stubserve.redis_store.store import RedisStore
 
 log = logging.getLogger("stubserve.cache")
 
@@ -188,7 +189,7 @@ def create_cache(settings: CacheSettings, spare: Spare, store: Callable[[bytes |
     """The cache that the operator asks for. Raises ServeError UNSUPPORTED if a package is missing."""
     if settings.name == LOCAL:
         return ResponseCache(LocalStore(settings.local_bytes), None, spare, store, settings.coalesces)
-    # Imported here, so that a cache in memory does not load the one in Redis.
-    from stubserve.response_cache.redis_store import RedisStore
+    require("redis_store")
+    from stubserve.redis_store.store import RedisStore
 
     return ResponseCache(None, RedisStore(settings.redis, MOST_ENTRY_BYTES), spare, store, settings.coalesces)

@@ -8,6 +8,7 @@ from stubserve_stub.backends.cards import card_of
 
 from stubserve.errors import unsupported
 from stubserve.inference.work import Grouping
+from stubserve.parts import require
 from stubserve.schedulers.base import Scheduler
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.hold import BACKLOG_VARIABLE, HOLD_VARIABLE, Hold, from_environment
@@ -25,9 +26,9 @@ def create_scheduler(config: Any, max_queue_size: int = 0) -> Scheduler:
         return DynamicBatcher(1, priorities=PriorityLevels().bounded(max_queue_size))
     hold_until = from_environment(HOLD_VARIABLE)
     if choice == "sequence_batching":
-        # Here, so that a server without sequences does not load their batchers.
-        from stubserve.schedulers.sequence.direct import DirectBatcher
-        from stubserve.schedulers.sequence.oldest import OldestBatcher
+        require("sequences")
+        from stubserve.sequences.direct import DirectBatcher
+        from stubserve.sequences.oldest import OldestBatcher
 
         if config.sequence_batching.HasField("oldest"):
             return OldestBatcher(config, hold_until)

@@ -32,7 +32,7 @@ from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
 from stubserve.observability.metrics import MachineMetrics, ServerMetrics
-from stubserve.parts import Find, Part, Sample, is_installed, not_installed, parts_of
+from stubserve.parts import Find, Part, Sample, is_installed, not_installed, parts_of, require
 from stubserve.repository.folder import list_names
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.settings.groups import EXPLICIT, NONE, POLL, Settings
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     # What is off is not imported.
     from stubserve.api.tokens import Tokens
     from stubserve.memory.client_regions import ClientRegions
+    from stubserve.rate_limiter.limiter import RateLimiter
     from stubserve.response_cache.store import ResponseCache
-    from stubserve.schedulers.rate_limiter import RateLimiter
 
 log = logging.getLogger("stubserve.server")
 
@@ -55,6 +55,7 @@ class Server:
 
     def __init__(self, settings: Settings, parts: Sequence[Part] | None = None) -> None:
         self.settings = settings
+        self.parts = parts_of(settings) if parts is None else parts
         self.log_settings = logs.configure(settings.logging)
         self.name = settings.id
         self.version = __version__
@@ -76,8 +77,9 @@ class Server:
         self.store = self.memory.store
         self.heap = self.memory.heap
         self.regions = _client_regions() if clients.shm else None
+        cache = self.part("response_cache") if settings.cache.name else None
+        self.cache: ResponseCache | None = None if cache is None else cache.open(self.memory)
         self.receive_buffers = ReceiveBuffers(self.memory, self.slow_clients, settings.connection_share_bytes)
-        self.cache = _response_cache(settings, self.memory) if settings.cache.name else None
         self.offload = Offload()
         self.large_json = JsonProcess(self.memory.block)
         # State: its gRPC port, whether it is about to stop, and whether it has; `drain` begins that in an own process
@@ -100,7 +102,7 @@ class Server:
         interval_s = measured.interval_ms / 1000
         machine = MachineMetrics(interval_s, measured.allow_cpu)
         self.metrics = ServerMetrics(
-            self._registry.serving, measured.latencies, machine, custom, self.memory, self._samples, self.cache
+            self._registry.serving, measured.latencies, machine, custom, self.memory, self._samples
         )
         self._janitor = Janitor()
         self._confinement = confinement(settings.instances)
@@ -118,7 +120,7 @@ class Server:
             completes=not settings.repository.disable_auto_complete,
             latencies=settings.metrics.latencies if settings.metrics.allow else None,
             cache=self.cache,
-            limiter=None if limits.mode == "off" else _rate_limiter(given),
+            limiter=_rate_limiter(given) if limits.on else None,
             # With --dev the check of the saved files reports them.
             hints=not checks,
             step=self._load_step,
@@ -248,8 +250,6 @@ class Server:
         await self._control.stop(self.settings.exit_timeout_secs if timeout_s is None else timeout_s)
         await self._janitor.stop()
         await asyncio.to_thread(self._confinement.close)
-        if self.cache is not None:
-            await self.cache.close()
         self.large_json.close()
         if self.regions is not None:
             self.regions.close()
@@ -286,14 +286,9 @@ def _client_regions() -> ClientRegions:
     return ClientRegions()
 
 
-def _response_cache(settings: Settings, memory: Memory) -> ResponseCache:
-    from stubserve.response_cache.store import create_cache
-
-    return create_cache(settings.cache, memory.spare, memory.store)
-
-
 def _rate_limiter(resources: dict[tuple[str, int | None], int]) -> RateLimiter:
-    from stubserve.schedulers.rate_limiter import RateLimiter
+    require("rate_limiter")
+    from stubserve.rate_limiter.limiter import RateLimiter
 
     return RateLimiter(resources)
 

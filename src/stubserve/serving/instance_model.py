@@ -250,8 +250,8 @@ def instance_model(
     more = (time.monotonic_ns, make_queue, restart_wait_s, quarantine_s, front)
     if not config.HasField("sequence_batching"):
         return InstanceModel(name, version, config, scheduler, *more)
-    from stubserve.schedulers.sequence.batcher import SequenceBatcher
-    from stubserve.serving.sequence_model import SequenceModel
+    from stubserve.sequences.batcher import SequenceBatcher
+    from stubserve.sequences.model import SequenceModel
 
     assert isinstance(scheduler, SequenceBatcher)
     if scheduler.states is not None:

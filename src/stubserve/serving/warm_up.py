@@ -8,8 +8,6 @@ The batches go to the stub as any others do, so models call others, answer throu
 EXECUTE_TIMEOUT_SECS. Statistics count them as upstream's do, without the responses of decoupled models. The answers are
 not read: their memory is dropped as they come, and their errors fail the warm-up. The inputs are made anew for each
 batch, since a model may write to its inputs, or keep them.
-
-An ensemble has no instances. Its samples are requests that go through all its steps, and count with them.
 """
 
 from __future__ import annotations
@@ -18,12 +16,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from stubserve_stub.wire.layout import INLINE_BYTES
 
 from stubserve.errors import ServeError, internal, invalid
-from stubserve.inference.call import Call
 from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
@@ -35,9 +31,6 @@ from stubserve.memory.server_memory import Memory
 from stubserve.serving.dispatcher import RESCHEDULED_IN_VAIN
 from stubserve.serving.instance_model import InstanceModel
 from stubserve.serving.warm_up_samples import Sample, SampleInput
-
-if TYPE_CHECKING:
-    from stubserve.serving.ensemble_model import EnsembleModel
 
 log = logging.getLogger("stubserve.model")
 
@@ -56,7 +49,7 @@ class WarmUp:
         After a failure the stub is left as it is; the code that started it ends it.
         """
         name = f"model '{self._model.name}' instance {instance}"
-        await _run_samples(name, self._samples, lambda sample: self._execute(stub, instance, sample))
+        await run_samples(name, self._samples, lambda sample: self._execute(stub, instance, sample))
 
     async def _execute(self, stub: Stub, instance: str, sample: Sample) -> list[str]:
         """Runs a sample once: the errors of its responses. Raises ServeError if it cannot be run."""
@@ -70,8 +63,8 @@ class WarmUp:
         begin = time.monotonic_ns()
         try:
             for _ in range(sample.requests):
-                requests.append(Request(_placed(sample.inputs, self._memory)))
-                added.append(_placed(sample.added, self._memory))
+                requests.append(Request(placed(sample.inputs, self._memory)))
+                added.append(placed(sample.added, self._memory))
             batch = _SampleBatch(self._model, instance, stub.pid, requests)
             now = time.monotonic_ns()
             for request in requests:
@@ -90,56 +83,7 @@ class WarmUp:
         return await batch.errors
 
 
-async def warm_up_ensemble(model: EnsembleModel, samples: Sequence[Sample], memory: Memory) -> None:
-    """Sends samples through an ensemble whose members are ready. Raises ServeError for the first that fails."""
-
-    async def execute(sample: Sample) -> list[str]:
-        name, max_batch_size = model.signature.model, model.signature.max_batch_size
-        if sample.is_too_large(max_batch_size):
-            raise sample.too_large(name, max_batch_size)
-        calls: list[_SampleCall] = []
-        try:
-            for _ in range(sample.requests):
-                request = Request(_placed(sample.inputs, memory))
-                request.admitted = True  # as it was read
-                request.request_start_ns = time.monotonic_ns()
-                calls.append(_SampleCall(model))
-                calls[-1].submit(request)
-            return [error for call in calls for error in await call.errors]
-        finally:
-            for call in calls:
-                call.cancel()
-
-    await _run_samples(f"ensemble '{model.signature.model}'", samples, execute)
-
-
-class _SampleCall(Call):
-    """One request of an ensemble's sample. `errors` is done with its final response."""
-
-    __slots__ = ("_ensemble", "_found", "errors")
-
-    def __init__(self, ensemble: EnsembleModel) -> None:
-        super().__init__(ensemble)
-        self._ensemble = ensemble
-        self.errors: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        self._found: list[str] = []
-
-    def submit(self, request: Request, together: bool = False) -> None:
-        self.request = request
-        request.on_response = self.on_response
-        try:
-            self._ensemble.try_out(request)
-        except ServeError as refusal:
-            raise self._refused(request, refusal) from None
-
-    def respond(self, request: Request, response: Response) -> None:
-        if response.error is not None:
-            self._found.append(response.error.message)
-        if response.final and not self.errors.done():
-            self.errors.set_result(self._found)
-
-
-async def _run_samples(name: str, samples: Sequence[Sample], execute: Callable[[Sample], Awaitable[list[str]]]) -> None:
+async def run_samples(name: str, samples: Sequence[Sample], execute: Callable[[Sample], Awaitable[list[str]]]) -> None:
     """Runs all samples, each as often as it says. Raises ServeError for the first that fails."""
     for sample in samples:
         for iteration in range(1, sample.count + 1):
@@ -154,7 +98,7 @@ async def _run_samples(name: str, samples: Sequence[Sample], execute: Callable[[
                 raise invalid(f"failed to run warmup sample '{sample.name}': {text}")
 
 
-def _placed(inputs: Iterable[SampleInput], memory: Memory) -> list[Tensor]:
+def placed(inputs: Iterable[SampleInput], memory: Memory) -> list[Tensor]:
     """Tensors with the bytes of inputs. Raises ServeError (503), and then nothing is held."""
     tensors: list[Tensor] = []
     try:

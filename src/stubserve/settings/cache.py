@@ -66,6 +66,10 @@ class CacheSettings:
         return self.config[0][0] if self.config else LOCAL if self.byte_size else ""
 
     @property
+    def in_redis(self) -> bool:
+        return self.name == REDIS
+
+    @property
     def local_bytes(self) -> int:
         """The most bytes that a local cache keeps. Raises UsageError."""
         if self.byte_size:

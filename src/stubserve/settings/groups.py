@@ -273,6 +273,10 @@ class RateLimitSettings:
     mode: str = "off"
     resources: tuple[tuple[str, int, int | None], ...] = ()
 
+    @property
+    def on(self) -> bool:
+        return self.mode != "off"
+
 
 @dataclass(frozen=True, slots=True)
 class LoggingSettings:

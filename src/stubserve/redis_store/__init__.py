@@ -1,0 +1,1 @@
+"""Answers that are kept in Redis, for the response cache."""

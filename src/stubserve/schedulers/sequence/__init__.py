@@ -1,1 +1,0 @@
-"""The sequence batcher: requests that belong together run on one instance, in order (see `batcher`)."""

@@ -1,0 +1,1 @@
+"""Sequences: their batcher (`batcher`), the models that have one (`model`), checks of configurations (`problems`)."""
