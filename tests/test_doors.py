@@ -58,6 +58,14 @@ ASKED["agents"] = (
     'backend: "python" model_repository_agents { agents { name: "checksum" } }',
     "the part 'agents' of stubserve is not installed here",
 )
+ASKED["sequences"] = (
+    'backend: "python" max_batch_size: 2 sequence_batching { }',
+    "the part 'sequences' of stubserve is not installed here",
+)
+ASKED["ensembles"] = (
+    'platform: "ensemble" ensemble_scheduling { step { model_name: "echo" model_version: -1 } }',
+    "the part 'ensembles' of stubserve is not installed here",
+)
 # What a command line is told that asks for the feature
 REFUSED = {
     "memory_pressure": "serve REPOSITORY --shed-on-memory-pressure",
@@ -65,6 +73,9 @@ REFUSED = {
     "platforms": "serve REPOSITORY --allow-sagemaker",
     "pages": "serve REPOSITORY --try-page",
     "traces": "serve REPOSITORY --trace-config=triton,file=traces.json",
+    "response_cache": "serve REPOSITORY --cache-config=local,size=1M",
+    "redis_store": "serve REPOSITORY --cache-config=redis,host=127.0.0.1,port=1",
+    "rate_limiter": "serve REPOSITORY --rate-limit=execution_count",
     "cloud": "serve s3://bucket/models",
     "commands": "check REPOSITORY",
 }
