@@ -159,7 +159,7 @@ class StubWork:
 
     @property
     def load(self) -> tuple[int, int]:
-        """How many batches the stub has, and how many requests, with those that senders will answer later."""
+        """How many batches the stub has, and how many requests, with the open ones."""
         return len(self._requests.batches), len(self._requests.all())
 
     @property
@@ -274,8 +274,7 @@ class StubWork:
                 self._look_whether_full()
         if had.spilled is not None or had.extras is not None:
             had.drop()
-        owner = self.owner
-        if owner is not None:
+        if (owner := self.owner) is not None:
             for request in rescheduled:
                 owner.on_rescheduled(self.instance, request)
             self._executed.append((had.work, finished))

@@ -65,15 +65,15 @@ class ModelControl:
         registry.polled = settings.control_mode == POLL
         registry.listed = False
         self._services = services
-        self._explicit = settings.control_mode == EXPLICIT
+        # Whether clients may load and unload models
+        self.is_explicit = settings.control_mode == EXPLICIT
         self._slots = asyncio.Semaphore(max(settings.load_threads, 1))
         self._changeover = Changeover(loader, registry, self._slots, stop_timeout_s, settings.load_retries)
         self._repositories = Repositories(settings)
         self._turns = Turns(patient=not registry.polled)
         self._changes = Changes(self._slots)
         self._finder = Finder(settings, self._repositories, self._changeover.served)
-        load_missing = partial(self._load, config=None, files={}, only_if_missing=True)
-        load_member = load_missing if self._explicit else None
+        load_member = partial(self._load, config=None, files={}, only_if_missing=True) if self.is_explicit else None
         # For its members: the configuration and files of its own load still count.
         again = partial(self._load_known, look=self._finder.again)
         self._ensembles = Ensembles(registry, self._repositories, load_member, again, self._retire)
@@ -82,7 +82,6 @@ class ModelControl:
         self._checks = checks
         # With --model-control-mode=poll
         self._watch: RepositoryWatch | None = None
-        self._watching: asyncio.Task[None] | None = None
         self._starting = False
 
     async def load_all(self) -> bool:
@@ -111,7 +110,7 @@ class ModelControl:
             )
             loading = await self._watch.look()
             if self._settings.poll_secs or self._settings.notices_changes:
-                self._watching = asyncio.get_running_loop().create_task(self._keep_watching(self._watch))
+                self._watch.keep_looking(self._settings, self._sleep)
             return await loading
         chosen = dict.fromkeys(self._settings.load_models)
         if ALL_MODELS in chosen and len(chosen) > 1:
@@ -122,7 +121,7 @@ class ModelControl:
             keys = [await self._repositories.aside(partial(self._repositories.keys, name)) for name in chosen]
             chosen = dict.fromkeys(itertools.chain.from_iterable(keys))
         complete = True
-        if not self._explicit or ALL_MODELS in chosen:
+        if not self.is_explicit or ALL_MODELS in chosen:
             found = await self._repositories.aside(self._repositories.survey)
             for name in found.duplicates:
                 self._registry.entry(name).reason = DUPLICATE_REASON
@@ -195,9 +194,6 @@ class ModelControl:
 
     async def give_up_changes(self) -> None:
         """Ends the loads and unloads under way, with everything they have started, and takes no further ones."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
         if self._watch is not None:
             await self._watch.close()
         await self._changes.give_up()
@@ -209,23 +205,9 @@ class ModelControl:
         await asyncio.to_thread(self._repositories.close)
         await self._finder.close()
 
-    @property
-    def is_explicit(self) -> bool:
-        """Whether clients may load and unload models."""
-        return self._explicit
-
     def _check_control(self) -> None:
-        if not self._explicit:
+        if not self.is_explicit:
             raise no_model_control()
-
-    async def _keep_watching(self, watch: RepositoryWatch) -> None:
-        from stubserve.loading.watch import occasions
-
-        async for _ in occasions(self._settings, self._sleep):
-            try:
-                await watch.look()
-            except Exception as raised:
-                log.error("cannot look for changes: %s", as_load_error(raised))
 
     async def _load_saved(self, names: Collection[str]) -> dict[str, bool]:
         loaded = await self._load_several(names)
@@ -317,7 +299,7 @@ class ModelControl:
         if not await self._ensembles.prepare(candidate, turn):
             return None
         services = self._services
-        if self._explicit:
+        if self.is_explicit:
             services = replace(services, control=_ControlInTurn(self, turn))
         if self._settings.namespacing:
             services = replace(services, models=self._registry.within(candidate.folder.namespace))

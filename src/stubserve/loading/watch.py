@@ -76,6 +76,7 @@ class RepositoryWatch:
         # What is being loaded, and the tasks that do it
         self._under_way: dict[str, Contents] = {}
         self._loads: set[asyncio.Task[bool]] = set()
+        self._looks: asyncio.Task[None] | None = None
 
     async def look(self) -> asyncio.Task[bool]:
         """Begins to load new and changed models, and unloads missing ones. Raises ServeError if a repository cannot be
@@ -102,8 +103,22 @@ class RepositoryWatch:
         loads.add_done_callback(self._have_ended)
         return loads
 
+    def keep_looking(self, settings: RepositorySettings, sleep: Callable[[float], Awaitable[None]]) -> None:
+        """Looks whenever it is time, until `close`."""
+        self._looks = asyncio.get_running_loop().create_task(self._keep_looking(settings, sleep))
+
+    async def _keep_looking(self, settings: RepositorySettings, sleep: Callable[[float], Awaitable[None]]) -> None:
+        async for _ in occasions(settings, sleep):
+            try:
+                await self.look()
+            except Exception as raised:
+                log.error("cannot look for changes: %s", as_load_error(raised))
+
     async def close(self) -> None:
-        """Ends all loads."""
+        """Ends the looks, and all loads."""
+        if self._looks is not None:
+            self._looks.cancel()
+            await asyncio.gather(self._looks, return_exceptions=True)
         loads = list(self._loads)
         for task in loads:
             task.cancel()

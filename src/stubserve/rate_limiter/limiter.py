@@ -61,10 +61,7 @@ class Resource:
 
 
 class Line:
-    """Instances that wait for the same, the next first: (tag afterwards, priority, number, instance).
-
-    Some may have left meanwhile.
-    """
+    """Instances that wait for the same, the next first: (tag after it, priority, number, instance). Some have left."""
 
     def __init__(self, needs: tuple[tuple[Resource, int], ...]) -> None:
         self.needs = needs
