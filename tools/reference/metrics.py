@@ -16,7 +16,6 @@ from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
 from stubserve.observability.metrics import MachineMetrics, ServerMetrics
 from stubserve.parts import Sample
-from stubserve.response_cache.local import LocalStore
 from stubserve.settings.groups import LatencySettings
 from tools.reference.markdown import name as whole
 from tools.reference.markdown import table
@@ -89,12 +88,12 @@ def _printed() -> str:
         instance_facts=lambda: [InstanceFacts("model_0_0", "ready")],
     )
     everything = LatencySettings(histogram_latencies=True, summary_latencies=True)
-    cache: Any = SimpleNamespace(local=LocalStore(1 << 20))
     memory: Any = SimpleNamespace(limit=0, held=lambda: dict.fromkeys(("requests", "heap", "stubs"), 0))
     # The last ones that the table of families has
     server = list(RESERVED)[list(RESERVED).index("stubserve_memory_pressure") :]
     of_gpus = [name for name in RESERVED if name.startswith("nv_gpu") or name == "nv_energy_consumption"]
-    samples: list[Sample] = [(name, (), 0.0) for name in server]
+    of_cache = [name for name in RESERVED if name.startswith("nv_cache") and not name.endswith("per_model")]
+    samples: list[Sample] = [(name, (), 0.0) for name in (*server, *of_cache)]
     samples += [(name, (("gpu_uuid", "GPU-..."),), 0.0) for name in of_gpus]
     text = ServerMetrics(
         lambda: [cast(Any, model)],
@@ -103,6 +102,5 @@ def _printed() -> str:
         MetricRegistry(RESERVED),
         memory,
         lambda: samples,
-        cache,
     ).text()
     return finish(text)

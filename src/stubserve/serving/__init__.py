@@ -2,12 +2,12 @@
 
 The rest of the server sees `instance_model` (`inference.served_model.ServedModel`). Its parts:
 
+- `stages`: what a request passes, in order;
 - `dispatcher`: asks the scheduler what to do now, and makes instances do it;
 - `delivery`: passes answers on, in order where the model wants it, counts them, and knows when none is left;
 - `model_instances`: the instances that serve the version, sleep or are retired, and their readiness;
 - `answering`: the part that ensembles share;
 - `alarm`: wakes the dispatcher in time.
 
-The response cache (`caching`), the rate limiter (`limited_dispatcher`), warm-up (`warm_up`) and sleep stand around the
-scheduler, which does not know them.
+The response cache, the rate limiter, warm-up (`warm_up`) and sleep stand around the scheduler, which does not know them.
 """

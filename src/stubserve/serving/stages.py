@@ -2,9 +2,9 @@
 
     stage       where it is                              what it does with a request
     admission   `inference.call`, with the signature     checks it, before it comes here
-    cache       `serving.caching.CacheStage`             answers it, or lets it wait for the answer to an equal one
+    cache       `response_cache.stage.CacheStage`        answers it, or lets it wait for the answer to an equal one
     queue       `serving.dispatcher.Dispatcher`          has the scheduler say when it runs, and in which batch
-    limiter     `serving.limited_dispatcher`             is the queue of a model whose instances share resources
+    limiter     `rate_limiter.dispatcher`                is the queue of a model whose instances share resources
     instance    `instances.instance.Instance`            puts the batch into the ring of its stub
 
 The list (`AnsweringModel.stages`) is in the order in which they are passed. Each stage knows the next one, and nothing
