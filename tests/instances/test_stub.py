@@ -193,7 +193,7 @@ async def drive_plenty(folder: Path) -> None:
         ((_, response),) = await asyncio.wait_for(owner.results.get(), PATIENCE_S)
         assert len(response.outputs) == MANY
         unread = [response]
-        committed.append(memory.ledger.of(1))
+        committed.append(memory.ledger.committed_by(1))
     # Those that are read and those that are being made; how many are free in time for the latter is a matter of luck.
     assert max(committed) < 2.5 * MANY * NBYTES
     assert await stub.stop(60)

@@ -21,7 +21,7 @@ def test_the_memory_of_a_dead_stub_is_emptied_beside_the_event_loop() -> None:
         view[:] = b"x" * NBYTES
         outputs.close()
         # Nobody gets the segment before it is empty, and its bytes count until then.
-        counted, other = memory.ledger.of(outputs.index), StubMemory(memory.segments).index
+        counted, other = memory.ledger.committed_by(outputs.index), StubMemory(memory.segments).index
         assert outputs.emptying is not None
         await outputs.emptying
         assert (memory.ledger.total, view[0]) == (0, 0)

@@ -221,7 +221,7 @@ class Exchange:
                     return None
                 self._outputs[key] = None
             else:
-                self._outputs[key] = tensors.ModelOutputs.of(shown.get("config", shown))
+                self._outputs[key] = tensors.ModelOutputs.from_config(shown.get("config", shown))
         return self._outputs.get(key)
 
     def _check_process(self) -> None:

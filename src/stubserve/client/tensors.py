@@ -20,7 +20,7 @@ class ModelOutputs(NamedTuple):
     outputs: dict[str, tuple[str, tuple[int, ...]]]
 
     @classmethod
-    def of(cls, config: dict[str, Any]) -> ModelOutputs:
+    def from_config(cls, config: dict[str, Any]) -> ModelOutputs:
         """`config` as HTTP or gRPC shows it, where numbers are texts."""
         rows = config.get("output", [])
         outputs = {row["name"]: (row["data_type"].removeprefix("TYPE_"), tuple(map(int, row["dims"]))) for row in rows}

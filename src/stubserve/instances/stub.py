@@ -122,7 +122,7 @@ class Stub:
     @property
     def arena_bytes(self) -> int:
         """Shared memory that is committed for its outputs."""
-        return self._memory.ledger.of(self._outputs.index)
+        return self._memory.ledger.committed_by(self._outputs.index)
 
     async def is_ready(self) -> tuple[bool, str]:
         """Asks the model's `is_ready`: the answer, and the reason of a no.

@@ -55,7 +55,7 @@ class SegmentPool:
         try:
             await asyncio.to_thread(segment.release_pages, segment.start, segment.span)
         finally:
-            self.ledger.uncommit(index, self.ledger.of(index))
+            self.ledger.uncommit(index, self.ledger.committed_by(index))
             self._free.append(index)
 
 
@@ -133,7 +133,7 @@ class StubMemory:
     @property
     def unused_bytes(self) -> int:
         """About how much of its granted memory the stub could give back."""
-        return self._pool.ledger.of(self.index) - self._reading_bytes
+        return self._pool.ledger.committed_by(self.index) - self._reading_bytes
 
     def returned(self, nbytes: int) -> None:
         """The stub gives granted memory back."""

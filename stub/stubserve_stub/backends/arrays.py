@@ -71,7 +71,7 @@ class ArrayBackend(NativeBackend):
             validate(config, contract)
         outputs = [*config["output"], *added_outputs(config)]
         self._types = {output["name"]: BY_CONFIG_NAME[output["data_type"]].number for output in outputs}
-        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.of(config))
+        self._gatherer = Gatherer(config["name"], self._batches, RaggedBatches.from_config(config))
         self.load(config, self._version_dir)
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:

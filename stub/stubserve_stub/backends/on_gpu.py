@@ -82,7 +82,7 @@ class Parts:
         return first if not others and isinstance(first, DeviceMemory) and not first.address % _ALIGNMENT else None
 
     @classmethod
-    def of(cls, memory: Any) -> "Parts":
+    def wrap(cls, memory: Any) -> "Parts":
         return memory if isinstance(memory, Parts) else cls([memory])
 
     def on_host(self) -> np.ndarray:
@@ -112,7 +112,7 @@ class Blocks:
 
         The stream is not waited for. The next input of that name is in the same block.
         """
-        parts = Parts.of(memory)
+        parts = Parts.wrap(memory)
         given = parts.whole()
         if given is not None:
             return given.address, given
@@ -124,7 +124,7 @@ class Blocks:
 
     def fresh(self, name: str, memory: Any, may_share: bool) -> DeviceMemory:
         """An input's bytes, in memory that is its alone, or where they lie already if it `may_share`."""
-        parts = Parts.of(memory)
+        parts = Parts.wrap(memory)
         given = parts.whole() if may_share else None
         if given is not None:
             return given
@@ -137,9 +137,9 @@ class Blocks:
     @staticmethod
     def on_host(memory: Any) -> np.ndarray:
         """A copy of an input's bytes on the host."""
-        return Parts.of(memory).on_host()
+        return Parts.wrap(memory).on_host()
 
-    def over(self, address: int, nbytes: int, keeps: Any) -> OnGpu:
+    def wrap_output(self, address: int, nbytes: int, keeps: Any) -> OnGpu:
         """An output of a framework's, in memory that `keeps` has. All work of the process on the GPU is waited for."""
         memory = DeviceMemory(self.gpu, address, nbytes, keeps=keeps)
         memory.ordered = False

@@ -53,7 +53,7 @@ class RaggedBatches:
         }
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> "Optional[RaggedBatches]":
+    def from_config(cls, config: Mapping[str, Any]) -> "Optional[RaggedBatches]":
         """None for a model without ragged batches."""
         ragged = cls(config)
         return ragged if ragged.inputs or ragged._made or ragged.scattered else None

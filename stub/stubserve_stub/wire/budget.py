@@ -60,7 +60,7 @@ class Ledger:
         self._committed[index] = self._committed.get(index, 0) - nbytes
         self.total -= nbytes
 
-    def of(self, index: int) -> int:
+    def committed_by(self, index: int) -> int:
         """Bytes that are counted for one segment."""
         return self._committed.get(index, 0)
 

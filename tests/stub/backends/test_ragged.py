@@ -38,7 +38,7 @@ SCATTER = {"kind": "BATCH_SCATTER_WITH_INPUT_SHAPE", "target_name": ["Y"], "sour
 
 
 def gatherer(**more: Any) -> Gatherer:
-    return Gatherer("m", True, RaggedBatches.of(config(**more)))
+    return Gatherer("m", True, RaggedBatches.from_config(config(**more)))
 
 
 def ragged(*shapes: Sequence[int]) -> list[NativeRequest]:
@@ -67,8 +67,8 @@ class Doubles:
 
 def test_a_plain_model_has_nothing_of_it() -> None:
     plain = config(input=[{"name": "X", "data_type": "TYPE_FP32", "dims": ["-1"], "allow_ragged_batch": False}])
-    assert RaggedBatches.of(plain) is None
-    assert RaggedBatches.of({}) is None
+    assert RaggedBatches.from_config(plain) is None
+    assert RaggedBatches.from_config({}) is None
 
 
 def test_ragged_inputs_lose_their_shapes() -> None:
@@ -180,7 +180,7 @@ def test_dimensions_of_scattered_outputs() -> None:
 
 
 def test_scattered_outputs_without_batching() -> None:
-    made = Gatherer("m", False, RaggedBatches.of(config(max_batch_size=0, batch_output=[SCATTER])))
+    made = Gatherer("m", False, RaggedBatches.from_config(config(max_batch_size=0, batch_output=[SCATTER])))
     model = Doubles()
     responses = made.run(ragged((1, 3), (4, 2)), model)
     assert [run.inputs["X"].shape for run in model.runs] == [(3,), (8,)]

@@ -53,13 +53,13 @@ def test_blocks_never_overlap_and_accounts_stay_right(data: st.DataObject) -> No
             assert offset + nbytes <= other or other + size <= offset
         live[offset] = nbytes
         assert allocator.live_bytes == sum(size_class(size) for size in live.values())
-        assert ledger.of(0) >= allocator.live_bytes
+        assert ledger.committed_by(0) >= allocator.live_bytes
     for offset in live:
         allocator.free(offset)
     assert allocator.live_bytes == 0
     allocator.trim()
     # Slabs of small blocks stay; their ends are too short for another block of the size.
-    assert allocator.warm_bytes <= ledger.of(0) <= allocator.warm_bytes * 8 // 7
+    assert allocator.warm_bytes <= ledger.committed_by(0) <= allocator.warm_bytes * 8 // 7
     os.close(arena.fd)
 
 

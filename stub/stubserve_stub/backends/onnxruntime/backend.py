@@ -71,7 +71,7 @@ class OnnxRuntimeBackend(NativeBackend):
             self.blocks, gatherer = Blocks(devices, device), GpuGatherer
         self._execution = Execution(session, contract, made, self.room, scalars, self.blocks)
         reader = "onnxruntime's Python package"
-        self._gatherer = gatherer(config["name"], self._batches, RaggedBatches.of(config), reader)
+        self._gatherer = gatherer(config["name"], self._batches, RaggedBatches.from_config(config), reader)
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         return self._gatherer.run(requests, self._execution.run)

@@ -197,7 +197,7 @@ class Execution:
             memory: Any
             if self._stays(name, batch):
                 shape = tuple(value.shape())
-                memory = self._blocks.over(address, nbytes_of(info.datatype, shape), value)
+                memory = self._blocks.wrap_output(address, nbytes_of(info.datatype, shape), value)
                 outputs[name] = NativeOutput(name, info.datatype, self._sent_shape(info, shape), memory)
                 continue
             if name in rooms and address == address_of(rooms[name][1]):

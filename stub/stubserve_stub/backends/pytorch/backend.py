@@ -52,7 +52,7 @@ class PyTorchBackend(NativeBackend):
             self.blocks = Blocks(devices, int(instance.arguments["model_instance_device_id"]))
             gatherer = GpuGatherer
         self._execution = TorchExecution(self._torch, program, naming, tensors, config, options, self.blocks)
-        self._gatherer = gatherer(config["name"], self._batches, RaggedBatches.of(config), "TorchScript")
+        self._gatherer = gatherer(config["name"], self._batches, RaggedBatches.from_config(config), "TorchScript")
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         return self._gatherer.run(requests, self._execution.run)

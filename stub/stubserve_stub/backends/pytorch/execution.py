@@ -99,7 +99,7 @@ class TorchExecution:
             return self._tensors.on_gpu(placed, view.datatype, view.shape)
         if self._program.writes_inputs and not memory.flags.writeable:
             memory = memory.copy()
-        return self._tensors.over(memory, view.datatype, view.shape)
+        return self._tensors.from_memory(memory, view.datatype, view.shape)
 
     def _results(self, names: Collection[str], value: Any) -> Dict[str, NativeOutput]:
         """The outputs with these names. A dict says of each whether a request wants it to stay on the GPU."""
@@ -149,7 +149,7 @@ class TorchExecution:
         if self._blocks is None or not value.is_cuda or value.device.index != self._blocks.gpu.number:
             return None
         value = self._tensors.plain(value)
-        return self._blocks.over(value.data_ptr(), value.numel() * value.element_size(), value)
+        return self._blocks.wrap_output(value.data_ptr(), value.numel() * value.element_size(), value)
 
     def _mistyped(self, name: str, provided: str) -> Refusal:
         return Refusal(

@@ -54,7 +54,7 @@ class Tensors:
         """The number of a type of torch, None for types that the protocol lacks."""
         return self._numbers.get(dtype)
 
-    def over(self, memory: Any, datatype: int, shape: Sequence[int]) -> Any:
+    def from_memory(self, memory: Any, datatype: int, shape: Sequence[int]) -> Any:
         """A tensor over memory, an array of uint8, which it keeps alive."""
         tensor = self._torch.from_numpy(memory.view(self._numpy[datatype]).reshape(shape))
         return tensor.view(self._bfloat16) if datatype == BF16 else tensor

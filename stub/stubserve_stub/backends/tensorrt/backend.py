@@ -85,7 +85,7 @@ class TensorRtBackend(NativeBackend):
                 self.room,
                 scalars,
             )
-        self._gatherer = GpuGatherer(config["name"], self._batches, RaggedBatches.of(config))
+        self._gatherer = GpuGatherer(config["name"], self._batches, RaggedBatches.from_config(config))
 
     def compute(self, requests: List[NativeRequest]) -> List[NativeResponse]:
         # TensorRT runs on the device that is the current one.

@@ -67,7 +67,7 @@ class PlanExecution:
 
     def _run(self, batch: Gathered) -> Dict[str, NativeOutput]:
         on_host = {
-            name: Parts.of(view.memory).on_host() for name, view in batch.inputs.items() if name in self._plan.on_host
+            name: Parts.wrap(view.memory).on_host() for name, view in batch.inputs.items() if name in self._plan.on_host
         }
         shapes = {name: self._given(name, view, on_host) for name, view in batch.inputs.items()}
         context = self._contexts[nearest(self._profiles, shapes, self._instance).number]
