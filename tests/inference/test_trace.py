@@ -23,16 +23,16 @@ def test_what_is_under_way_keeps_no_more_than_the_bound() -> None:
     large = zeros("IN", (TENSOR_BYTES,), itemsize=1)
     count = MOST_KEPT // TENSOR_BYTES
     # With the names and shapes of all of them the last has no room.
-    trace.keep(QUEUE_INPUT, [large] * (count // 2))
-    child.keep(QUEUE_INPUT, [large] * (count // 2))
-    child.keep(BACKEND_OUTPUT, [zeros("OUT", (1,))])
+    trace.capture(QUEUE_INPUT, [large] * (count // 2))
+    child.capture(QUEUE_INPUT, [large] * (count // 2))
+    child.capture(BACKEND_OUTPUT, [zeros("OUT", (1,))])
     assert (len(trace.tensors), len(child.tensors), child.left_out) == (count // 2, count // 2, 1)
     request(trace=child).end_trace()
     other = Trace(collected, "m", 1, "HTTP", 1)
-    other.keep(QUEUE_INPUT, [large])
+    other.capture(QUEUE_INPUT, [large])
     assert (len(other.tensors), other.left_out) == (0, 1)
     request(trace=trace).end_trace()
-    other.keep(QUEUE_INPUT, [large] * count)
+    other.capture(QUEUE_INPUT, [large] * count)
     assert (len(other.tensors), other.left_out) == (count - 1, 2)
     request(trace=other).end_trace()
     assert [len(tree) for tree in collected.trees] == [2, 1]
@@ -60,7 +60,7 @@ def test_copies_without_data_count_too() -> None:
     trace = Trace(Collected(0), "m", 1, "HTTP", 1)
     tensor = zeros("IN", (0,) * 50_000)
     for _ in range(40):
-        trace.keep(BACKEND_OUTPUT, [tensor])
+        trace.capture(BACKEND_OUTPUT, [tensor])
     assert trace.left_out
     request(trace=trace).end_trace()
 
@@ -74,7 +74,7 @@ def test_names_and_shapes_are_had_without_a_look_at_the_data() -> None:
         file.shrink(0)
     with pytest.raises(ServeError):
         assert gone.buffer
-    trace.keep(QUEUE_INPUT, [gone])
+    trace.capture(QUEUE_INPUT, [gone])
     regions.unregister("")
     [copy] = trace.tensors
     assert (copy.name, copy.shape, copy.data, copy.nbytes) == ("IN", (2, 512), b"", 4096)
@@ -91,7 +91,7 @@ def test_no_more_is_read_of_a_region_than_is_kept(wanted: int) -> None:
         regions.register("in", file.key, 0, file.nbytes)
         tensor = Tensor("IN", 2, (file.nbytes - 16,), None, RegionSpan(regions.find("in", 16, file.nbytes - 16)))
         file.shrink(16 + wanted)
-        trace.keep(QUEUE_INPUT, [tensor])
+        trace.capture(QUEUE_INPUT, [tensor])
     regions.unregister("")
     [copy] = trace.tensors
     assert (copy.data, copy.nbytes) == ((bytes(range(16, 64)) + bytes(wanted))[:wanted], TENSOR_BYTES + 4080)

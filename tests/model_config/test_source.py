@@ -54,20 +54,20 @@ def test_lines(path: tuple[str | int, ...], line: int) -> None:
 def test_what_stands_at_a_place() -> None:
     source = Source(TEXT)
     lines = TEXT.splitlines()
-    found = source.at(8, lines[7].index("TYPE_FP32") + 1)
+    found = source.field_at(8, lines[7].index("TYPE_FP32") + 1)
     assert found is not None
     assert (found[0].name, found[1]) == ("data_type", ("input", 1))
-    found = source.at(12, lines[11].index("dims") + 1)
+    found = source.field_at(12, lines[11].index("dims") + 1)
     assert found is not None
     assert (found[0].name, found[1]) == ("dims", ("output", 1))
-    assert source.at(1, 5) is None
+    assert source.field_at(1, 5) is None
 
 
 def test_a_field_is_blanked_out_in_place() -> None:
     source = Source('a: 1, b { c: "#", d: [ 1,\n2 ]; e: 3 }')
     body = source.fields[1].values[0].fields
     assert body is not None
-    assert source.without(body[1]).text == 'a: 1, b { c: "#",        \n     e: 3 }'
+    assert source.without_field(body[1]).text == 'a: 1, b { c: "#",        \n     e: 3 }'
 
 
 @pytest.mark.parametrize("text", ["a {", "a }", 'a: "x', "a: [ 1", "a { >", "[x.y] { }", "a: ]", "{", "a: {" * 5000])

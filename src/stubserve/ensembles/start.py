@@ -68,7 +68,7 @@ async def start_ensemble(
 def check_members(config: Any, registry: Registry, namespace: str) -> None:
     """Raises ServeError INVALID_ARG if an ensemble cannot be served with the loaded models."""
     try:
-        members = _find(config, registry.within(namespace))
+        members = _find(config, registry.in_namespace(namespace))
     except ServeError:
         raise _why_not_there(config, registry, namespace) from None
     raise_first(member_problems(config, _configs(members)))

@@ -187,7 +187,7 @@ def _step_input(name: str, given: FlowTensor, signature: Signature) -> Tensor:
             shape = fit(shape, given.is_batch, known.dims, batches)
     if not isinstance(shape, tuple):
         shape = tuple(shape)
-    return tensor.again(name, shape)
+    return tensor.renamed(name, shape)
 
 
 def ensemble_outputs(
@@ -204,7 +204,7 @@ def ensemble_outputs(
         if made.is_batch != batches:
             known = signature.outputs[name]
             shape = fit(shape, made.is_batch, known.dims if known.reshape is None else known.reshape, batches)
-        tensors.append(tensor.again(name, shape))
+        tensors.append(tensor.renamed(name, shape))
         if options is not None and tensor.nbytes:
             flags = {name: bool(options.flags & flag) for name, flag in _SEQUENCE_FLAGS.items()}
             parameters = {"sequence_id": options.correlation_id, **flags}

@@ -119,7 +119,7 @@ class Call:
                 self._share.drop()
                 self._share.add(kept_by(request))
             if request.trace is not None:
-                request.trace.keep(QUEUE_INPUT, request.inputs)
+                request.trace.capture(QUEUE_INPUT, request.inputs)
             if not request.admitted:
                 admit(request, self.model.signature)
             if together:

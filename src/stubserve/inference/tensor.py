@@ -61,7 +61,7 @@ class Tensor:
         tensor.strings = len(elements)
         return tensor
 
-    def again(self, name: str, shape: Sequence[int], span: Span | None = None) -> Tensor:
+    def renamed(self, name: str, shape: Sequence[int], span: Span | None = None) -> Tensor:
         """The same bytes under another name and in another shape, and in another `span` that holds them, if given."""
         if span is not None:
             tensor = Tensor(name, self.datatype, shape, None, span)

@@ -192,7 +192,7 @@ class Trace:
         """The trace of a request that was made for this trace's request."""
         return Trace(self._sampler, model, version, "", begun_ns, self)
 
-    def keep(self, activity: str, tensors: Sequence[Tensor]) -> None:
+    def capture(self, activity: str, tensors: Sequence[Tensor]) -> None:
         """Copies tensors if they are wanted and there is room. The caller holds their memory.
 
         Raises ServeError if a tensor lay in a client's region that is gone.
@@ -214,7 +214,7 @@ class Trace:
             self.kept += size
             _kept += size
 
-    def join(self, instance: str, batch: int, batch_size: int) -> None:
+    def set_batch(self, instance: str, batch: int, batch_size: int) -> None:
         """An instance executes the request, in the stub's batch of this number."""
         self.instance = instance
         self.batch = batch

@@ -79,7 +79,7 @@ class Confinement:
     temporary: Path | None = None
     rules: tuple[VariableRule, ...] = WITHHELD
 
-    def around(self, environment: Environment, model_dir: Path, model: str) -> Environment:
+    def confine(self, environment: Environment, model_dir: Path, model: str) -> Environment:
         """The environment for the stubs of the model in this folder. Raises ServeError."""
         variables: dict[str, str | None] = dict.fromkeys(withheld(self.rules, model, os.environ))
         lines = [] if self.new_privileges else [NO_NEW_PRIVILEGES]

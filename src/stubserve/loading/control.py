@@ -97,7 +97,7 @@ class ModelControl:
             self._registry.listed = True
 
     async def _load_all(self) -> bool:
-        await self._repositories.aside(self._repositories.open)
+        await self._repositories.run_in_thread(self._repositories.open)
         if self._settings.control_mode == POLL:
             from stubserve.loading.watch import RepositoryWatch  # not at the top: most servers look once
 
@@ -118,11 +118,11 @@ class ModelControl:
         for name in chosen.keys() - {ALL_MODELS}:
             check_model_name(name)
         if self._settings.namespacing and ALL_MODELS not in chosen:
-            keys = [await self._repositories.aside(partial(self._repositories.keys, name)) for name in chosen]
+            keys = [await self._repositories.run_in_thread(partial(self._repositories.keys, name)) for name in chosen]
             chosen = dict.fromkeys(itertools.chain.from_iterable(keys))
         complete = True
         if not self.is_explicit or ALL_MODELS in chosen:
-            found = await self._repositories.aside(self._repositories.survey)
+            found = await self._repositories.run_in_thread(self._repositories.survey)
             for name in found.duplicates:
                 self._registry.entry(name).reason = DUPLICATE_REASON
             chosen = dict.fromkeys(found.models)
@@ -145,7 +145,7 @@ class ModelControl:
         self._check_control()
         keys = [name]
         if self._settings.namespacing:
-            keys = await self._repositories.aside(partial(self._repositories.keys, name))
+            keys = await self._repositories.run_in_thread(partial(self._repositories.keys, name))
 
         async def load(key: str) -> None:
             self._asked_for.add(key)
@@ -168,7 +168,7 @@ class ModelControl:
     async def load_from(self, name: str, folder: Path) -> None:
         """Loads the model of a repository that holds only this one, under a name. Raises ServeError."""
         self._check_control()
-        await self._repositories.aside(partial(self._repositories.give, name, folder))
+        await self._repositories.run_in_thread(partial(self._repositories.give, name, folder))
         try:
             await self.load(name)
         except BaseException:
@@ -186,7 +186,7 @@ class ModelControl:
         """The repository index, with the models on disk that have never been loaded. Raises ServeError."""
         if only_ready:
             return self._registry.index(only_ready)
-        return self._registry.index_with(await self._repositories.aside(self._repositories.names))
+        return self._registry.index_with(await self._repositories.run_in_thread(self._repositories.names))
 
     def leaving(self) -> list[ServedModel]:
         """The models that no longer serve, and are not gone yet."""
@@ -218,7 +218,7 @@ class ModelControl:
         """Loads models, ensembles after their members; returns which of them could be loaded."""
         if self._starting:
             self._registry.expect(names)
-        needs = await self._repositories.aside(partial(self._repositories.needs, names))
+        needs = await self._repositories.run_in_thread(partial(self._repositories.needs, names))
         loaded: dict[str, bool] = {}
         for group in rounds(needs):
             await self._turns.ended(itertools.chain.from_iterable(needs[name] for name in group))
@@ -302,7 +302,7 @@ class ModelControl:
         if self.is_explicit:
             services = replace(services, control=_ControlInTurn(self, turn))
         if self._settings.namespacing:
-            services = replace(services, models=self._registry.within(candidate.folder.namespace))
+            services = replace(services, models=self._registry.in_namespace(candidate.folder.namespace))
         try:
             return await self._changeover.replace(candidate, services)
         except ServeError:

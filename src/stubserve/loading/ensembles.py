@@ -146,12 +146,12 @@ class Ensembles:
     async def _prepare(self, candidate: Candidate, names: tuple[str, ...], turn: Turn) -> bool:
         name, namespace = candidate.folder.key, candidate.folder.namespace
         look = self._repositories
-        members = await look.aside(lambda: [look.member(one, namespace) for one in names])
+        members = await look.run_in_thread(lambda: [look.member(one, namespace) for one in names])
         missing = [member for member in members if not self._registry.ready_versions(member)]
-        absent = await look.aside(partial(look.absent, missing))
+        absent = await look.run_in_thread(partial(look.absent, missing))
         if absent:
             raise invalid(f"ensemble {name} contains models that are not available or ambiguous: {', '.join(absent)}")
-        closed = await look.aside(partial(circle, name, members, look.members))
+        closed = await look.run_in_thread(partial(circle, name, members, look.members))
         if closed is not None:
             raise closed
         if self._load_member is not None:

@@ -40,7 +40,7 @@ class Finder:
 
         None if the serving candidate `goes_on` as it is, so that agents need not be called.
         """
-        finding = asyncio.ensure_future(self._repositories.aside(partial(look, name)))
+        finding = asyncio.ensure_future(self._repositories.run_in_thread(partial(look, name)))
         try:
             candidate = await asyncio.shield(finding)
             if candidate.config.model_repository_agents.agents:
@@ -70,7 +70,7 @@ class Finder:
             return (folder.path, contents_of(folder.path)) != (found.folder.path, found.contents)
 
         try:
-            return not found.made and await self._repositories.aside(look)
+            return not found.made and await self._repositories.run_in_thread(look)
         except ServeError:
             return False  # the load that asks is going to fail
 

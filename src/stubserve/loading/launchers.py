@@ -91,7 +91,7 @@ class Launchers:
         environment = replace(
             environment, variables={**own, **environment.variables, **thread_variables(config, threads, os.environ)}
         )
-        environment = services.confinement.around(environment, model_dir, name)
+        environment = services.confinement.confine(environment, model_dir, name)
         if threads:
             log.debug("'%s' version %d: %d threads per instance", name, version, threads)
         launcher = self._make(

@@ -69,7 +69,7 @@ class Reading:
 
     def note(self, source: Source | None, line: int, column: int, text: str, meant: str = "") -> Field | None:
         """Notes a mistake at a place of `source`; the innermost field there. `meant` is the name of another field."""
-        found = source.at(line, column) if source is not None else None
+        found = source.field_at(line, column) if source is not None else None
         innermost, path = (None, ()) if found is None else (found[0], (*found[1], found[0].name))
         part = meant if meant and len(path) == 1 else str(path[0]) if path else ""
         self.mistakes.append(Mistake(line, column, text, path, part))
@@ -100,7 +100,7 @@ def read_leniently(text: str) -> Reading:
     for one in templates:
         unread = reading.note(source, one.line, one.column, one.remark)
         if rest is not None and unread is not None and not rest.text[one.start].isspace():
-            rest = rest.without(unread)
+            rest = rest.without_field(unread)
     read = 0
     while True:
         config = ModelConfig()
@@ -119,7 +119,7 @@ def read_leniently(text: str) -> Reading:
             if rest is None or unread is None or read > _MOST_CHARACTERS:
                 reading.complete = False
                 return reading
-            rest = rest.without(unread)
+            rest = rest.without_field(unread)
         else:
             reading.config = config
             return reading

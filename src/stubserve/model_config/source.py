@@ -77,7 +77,7 @@ class Source:
             fields = chosen.fields or ()
         return self.text.count("\n", 0, start) + 1 if start >= 0 else 0
 
-    def at(self, line: int, column: int) -> tuple[Field, tuple[str | int, ...]] | None:
+    def field_at(self, line: int, column: int) -> tuple[Field, tuple[str | int, ...]] | None:
         """The innermost field at a place (both from 1), and the path of the message that it is in."""
         offset = sum(len(text) for text in self.text.splitlines(keepends=True)[: line - 1]) + column - 1
         path: tuple[str | int, ...] = ()
@@ -99,7 +99,7 @@ class Source:
                 counts[one.name] = counts.get(one.name, 0) + len(one.values)
         return found
 
-    def without(self, unwanted: Field) -> Source:
+    def without_field(self, unwanted: Field) -> Source:
         """The same text with a field blanked out; all other places stay."""
         blank = re.sub(r"[^\n]", " ", self.text[unwanted.start : unwanted.end])
         return Source(self.text[: unwanted.start] + blank + self.text[unwanted.end :])

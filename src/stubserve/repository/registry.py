@@ -103,7 +103,7 @@ class Registry:
             return [name]
         return [key for key in (*self.models, *self.pending) if key != name and name_of(key, True) == name]
 
-    def within(self, namespace: str) -> Namespace:
+    def in_namespace(self, namespace: str) -> Namespace:
         """The models as models of this namespace see them."""
         return Namespace(self, namespace)
 

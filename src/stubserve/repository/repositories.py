@@ -64,7 +64,7 @@ class Repositories:
     def repositories(self) -> list[Path]:
         return list(self._folders.values())
 
-    async def aside(self, look: Callable[[], _T]) -> _T:
+    async def run_in_thread(self, look: Callable[[], _T]) -> _T:
         """A look in a thread, as disks may be slow; stores in the cloud may hang."""
         return await (in_daemon_thread(look) if self._settings.remotes else asyncio.to_thread(look))
 

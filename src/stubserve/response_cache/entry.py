@@ -45,7 +45,7 @@ class CacheEntry:
     def response(self) -> Response:
         """A response with these outputs, whose memory is held for it."""
         hold_blocks(self.outputs)
-        outputs = [kept.again(kept.name, kept.shape) for kept in self.outputs]
+        outputs = [kept.renamed(kept.name, kept.shape) for kept in self.outputs]
         return Response(outputs, dict(self.parameters) if self.parameters else None)
 
     def drop(self) -> None:
@@ -62,7 +62,7 @@ def lent(response: Response) -> CacheEntry:
         if tensor.span is not None:
             tensor.span.shared = True
     hold_blocks(response.outputs)
-    outputs = [tensor.again(tensor.name, tuple(tensor.shape)) for tensor in response.outputs]
+    outputs = [tensor.renamed(tensor.name, tuple(tensor.shape)) for tensor in response.outputs]
     return CacheEntry(outputs, dict(response.parameters) if response.parameters else None)
 
 
@@ -78,7 +78,7 @@ def with_room(entry: CacheEntry, spare: Spare) -> CacheEntry | None:
                 return None
             span = block.whole()
             span.shared = True
-        outputs.append(tensor.again(tensor.name, tensor.shape, span))
+        outputs.append(tensor.renamed(tensor.name, tensor.shape, span))
     return CacheEntry(outputs, entry.parameters)
 
 

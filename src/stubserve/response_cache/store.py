@@ -180,7 +180,7 @@ class ResponseCache:
                 except ServeError:
                     drop_blocks(outputs)
                     return None
-                one = one.again(one.name, one.shape, span)
+                one = one.renamed(one.name, one.shape, span)
             outputs.append(one)
         return CacheEntry(outputs, entry.parameters)
 

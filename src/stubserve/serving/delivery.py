@@ -177,7 +177,7 @@ class Delivery:
         if response.error is not None:
             trace.error = response.error.message
         try:
-            trace.keep(BACKEND_OUTPUT, response.outputs)
+            trace.capture(BACKEND_OUTPUT, response.outputs)
         except Exception:
             log.exception("outputs of model '%s' could not be traced", self._signature.model)
 

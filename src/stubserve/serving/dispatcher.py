@@ -273,7 +273,7 @@ class Dispatcher(Stage):
                 instance.execute(work)
                 for request in work.requests:
                     if request.trace is not None:
-                        request.trace.join(instance.name, work.number, work.size)
+                        request.trace.set_batch(instance.name, work.number, work.size)
             except Exception as raised:
                 refusing.add(instance)
                 self._on_refused(instance, work, raised)

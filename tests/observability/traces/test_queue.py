@@ -72,7 +72,7 @@ def test_the_file_says_how_many_tensors_are_left_out(tmp_path: Path) -> None:
     tracer = Tracer(TraceRules((TENSORS,)), file, spans=False)
     trace = Trace(tracer, "m", 1, "HTTP", 1)
     # Of strings that are cut nothing is written, so the file is a small one.
-    trace.keep(QUEUE_INPUT, [Tensor("IN", BYTES, (1,), bytes(TENSOR_BYTES + 1))] * 64)
+    trace.capture(QUEUE_INPUT, [Tensor("IN", BYTES, (1,), bytes(TENSOR_BYTES + 1))] * 64)
     request(trace=trace).end_trace()
     file.close()
     first, *others = json.loads((tmp_path / "traces.json").read_text())

@@ -28,7 +28,7 @@ class Traces(Part):
     async def load(self, model: ServedModel, folder: Path) -> None:
         # Traces that have no destination are never taken, so a later change of the settings concerns no other model.
         if self._tracing is not None:
-            model.tracing = self._tracing.of(model.name)
+            model.tracing = self._tracing.model_tracing(model.name)
 
     async def close(self) -> None:
         if self._tracing is not None:

@@ -33,7 +33,7 @@ class Tracing:
         self._tracer = self._make(self._rules)
         self._tracers: dict[str, Tracer] = {}
 
-    def of(self, model: str) -> ModelTracing:
+    def model_tracing(self, model: str) -> ModelTracing:
         """The tracing of a model, for as long as the server lives."""
         found = self._models.get(model)
         if found is None:
