@@ -28,7 +28,7 @@ from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.trace import ModelTracing
 from stubserve.inference.work import Work
 from stubserve.instances import deadlock
-from stubserve.instances.stub_requests import Left
+from stubserve.instances.stub_requests import UnansweredRequests
 from stubserve.instances.work import Results, StubWork
 from stubserve.memory.server_memory import Memory
 from stubserve.memory.stub_memory import StubMemory
@@ -194,7 +194,7 @@ class Stub:
             raise ServeError(invalid("").code, f"unknown model '{name}'")
         return self.models[name]
 
-    def end(self) -> Left:
+    def end(self) -> UnansweredRequests:
         """The process is gone."""
         self._ended = True
         left = self.work.close()

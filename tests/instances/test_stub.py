@@ -21,7 +21,7 @@ from stubserve.inference.work import Work
 from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
-from stubserve.instances.stub_requests import Left
+from stubserve.instances.stub_requests import UnansweredRequests
 from stubserve.instances.work import Results
 from stubserve.memory.blocks import Block
 from stubserve.memory.server_memory import Memory
@@ -79,7 +79,7 @@ class Owner:
     def on_rescheduled(self, instance: object, request: Request) -> None:
         raise AssertionError("this model reschedules nothing")
 
-    def on_death(self, cause: str, left: Left) -> None:
+    def on_death(self, cause: str, unanswered: UnansweredRequests) -> None:
         assert not any(left)
 
 

@@ -14,7 +14,7 @@ from stubserve.inference.work import Decision, Work
 from stubserve.instances.death import RestartPolicy
 from stubserve.instances.instance import Instance, InstanceOwner
 from stubserve.instances.stub import Stub
-from stubserve.instances.stub_requests import Left
+from stubserve.instances.stub_requests import UnansweredRequests
 from stubserve.memory.blocks import Block
 from stubserve.model_config.complete import InstanceSpec
 from stubserve.model_config.parse import parse_text
@@ -233,7 +233,7 @@ class FakeStub:
         open_, self.work.open = self.work.open, []
         self.work.executed = self.work.batches - len(self.work.works)
         self.work.works.clear()
-        self.on_death(self.death, Left(executing, [one for work in waiting for one in work], open_))
+        self.on_death(self.death, UnansweredRequests(executing, [one for work in waiting for one in work], open_))
 
 
 class Served:

@@ -21,7 +21,7 @@ from stubserve.inference.work import Work
 from stubserve.instances import deadlock
 from stubserve.instances.death import RestartPolicy, unhealthy
 from stubserve.instances.stub import Stub
-from stubserve.instances.stub_requests import Left
+from stubserve.instances.stub_requests import UnansweredRequests
 from stubserve.instances.work import WorkOwner
 from stubserve.model_config.complete import InstanceSpec
 
@@ -52,7 +52,7 @@ class InstanceOwner(Protocol):
 
     def on_ready(self, instance: Instance) -> None: ...
 
-    def on_death(self, instance: Instance, error: ServeError, left: Left) -> None: ...
+    def on_death(self, instance: Instance, error: ServeError, unanswered: UnansweredRequests) -> None: ...
 
     def on_given_up(self) -> None:
         """A dead instance could not be started again, and will not be tried again."""
@@ -232,20 +232,20 @@ class Instance:
 
     # The death of its stub, and the next
 
-    def _on_death(self, cause: str, left: Left) -> None:
+    def _on_death(self, cause: str, unanswered: UnansweredRequests) -> None:
         stub, self.stub = self.stub, None
         assert stub is not None
         error = unhealthy(self.name, cause, stub.pid)
         self._look_for_end()
         if self.state in _ENDING:
-            if any(left):
-                self._owner.on_death(self, error, left)
+            if any(unanswered):
+                self._owner.on_death(self, error, unanswered)
             return
         self.last_error = error.message
         delay = None
         if self._wanted:
             has_executed = stub.work.executed > self._warmed
-            at_work = bool(left.executing or left.open)
+            at_work = bool(unanswered.executing or unanswered.open)
             delay = self.policy.next_delay(self._ready_at, time.monotonic(), at_work, has_executed)
         if not self._wanted:
             log.error("%s It was about to go, and is not restarted.", error)
@@ -254,7 +254,7 @@ class Instance:
         else:
             log.error("%s It is restarted in %.1f s.", error, delay)
         self._restart_in(delay)
-        self._owner.on_death(self, error, left)
+        self._owner.on_death(self, error, unanswered)
 
     def _restart_in(self, delay: float | None) -> None:
         if delay is None:

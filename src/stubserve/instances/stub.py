@@ -22,7 +22,7 @@ from stubserve.instances.services import Services, change_model
 from stubserve.instances.stub_devices import NO_GPU_MEMORY, GpuMemory, StubDevices
 from stubserve.instances.stub_process import Health, StubProcess
 from stubserve.instances.stub_regions import StubRegions
-from stubserve.instances.stub_requests import Left
+from stubserve.instances.stub_requests import UnansweredRequests
 from stubserve.instances.work import StubWork
 from stubserve.memory.reclaim import StubGrant
 from stubserve.memory.server_memory import Memory
@@ -48,7 +48,7 @@ class Stub:
     ) -> None:
         self.death: str | None = None
         # Told once of the death, with the requests that are left
-        self.on_death: Callable[[str, Left], None] | None = None
+        self.on_death: Callable[[str, UnansweredRequests], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._on_log = on_log
         self._services = services
@@ -195,7 +195,7 @@ class Stub:
             waiting.set_result(answer)
 
     def _on_process_death(self, cause: str) -> None:
-        left = self.work.close()
+        unanswered = self.work.close()
         self.watch.close()
         if self.work.is_written_over and "written over" not in cause:
             cause += "; its shared memory had been written over"
@@ -219,5 +219,5 @@ class Stub:
         )
         self._gone.set()
         if self.on_death is not None:
-            self.on_death(cause, left)
+            self.on_death(cause, unanswered)
         self._outputs.close()

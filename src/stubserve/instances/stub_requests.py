@@ -16,7 +16,7 @@ from stubserve.instances.batch import InFlightBatch
 Key = tuple[int, int]
 
 
-class Left(NamedTuple):
+class UnansweredRequests(NamedTuple):
     """The requests without an answer that a dead stub leaves: those of the batch that it executed, those of batches
     that it had not begun, and the open ones.
     """
@@ -101,7 +101,7 @@ class StubRequests:
             del self._keys[self._open.pop(key)]
             drop_blocks(self._extras.pop(key, ()))
 
-    def leave(self, number: int) -> Left:
+    def remove_all(self, number: int) -> UnansweredRequests:
         """Removes all requests. `number` is the batch that the stub said it executes; the first if it has none such."""
         executing: list[Request] = []
         waiting: list[Request] = []
@@ -109,7 +109,7 @@ class StubRequests:
         for one, batch in self.batches.items():
             (executing if one <= begun else waiting).extend(batch.unanswered())
             batch.drop()
-        left = Left(executing, waiting, list(self._open.values()))
+        left = UnansweredRequests(executing, waiting, list(self._open.values()))
         for tensors in self._extras.values():
             drop_blocks(tensors)
         for kept in (self.batches, self._open, self._keys, self._extras):

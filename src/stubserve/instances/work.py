@@ -27,7 +27,7 @@ from stubserve.instances.rings import AnswerRing, RequestRing
 from stubserve.instances.stub_devices import StubDevices
 from stubserve.instances.stub_process import StubProcess
 from stubserve.instances.stub_regions import StubRegions
-from stubserve.instances.stub_requests import Key, Left, StubRequests
+from stubserve.instances.stub_requests import Key, StubRequests, UnansweredRequests
 from stubserve.memory.server_memory import Memory
 from stubserve.memory.stub_memory import StubMemory
 
@@ -183,7 +183,7 @@ class StubWork:
         self.ring.put(messages.pack_stop())
         self.ring.announce()
 
-    def close(self) -> Left:
+    def close(self) -> UnansweredRequests:
         """The stub is gone: its requests without an answer."""
         # What a stub that was broken off says of its batch cannot be trusted: it may have begun all of them.
         running = self.batches if self.over else self._theirs[layout.HEALTH_BATCH]
@@ -198,7 +198,7 @@ class StubWork:
         if self._requests.batches:
             self._memory.stubs_at_work -= 1
         self.executed = self.batches - len(self._requests.batches)
-        return self._requests.leave(self.batches if self.is_written_over else running)
+        return self._requests.remove_all(self.batches if self.is_written_over else running)
 
     def _on_broken_ring(self) -> None:
         self._process.condemn(f"what it says of its ring makes no sense; {_QUESTION}")

@@ -17,7 +17,7 @@ from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, Request
 from stubserve.inference.served_model import Waiter
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.instance import Instance, InstanceState
-from stubserve.instances.stub_requests import Left
+from stubserve.instances.stub_requests import UnansweredRequests
 from stubserve.instances.work import WorkOwner
 from stubserve.memory.heap_account import HeapAccount
 from stubserve.schedulers.base import Scheduler
@@ -105,17 +105,17 @@ class InstanceModel(ModelInstances):
             self._end_outage()
             self._dispatcher.join(instance)
 
-    def on_death(self, instance: Instance, error: ServeError, left: Left) -> None:
+    def on_death(self, instance: Instance, error: ServeError, unanswered: UnansweredRequests) -> None:
         if instance.passive:
             return
         dispatcher = self._dispatcher
         if instance.state is not InstanceState.STOPPED:  # then the server itself has killed what did not end
-            dispatcher.suspects.on_death(instance.name, (*left.executing, *reversed(left.open)), self.clock())
+            dispatcher.suspects.on_death(instance.name, (*unanswered.executing, *reversed(unanswered.open)), self.clock())
         dispatcher.leave(instance)
-        self.delivery.fail(left.executing, error, BACKEND_FAILURE)
-        self.delivery.fail(left.open, error, None)  # their execution has been counted
+        self.delivery.fail(unanswered.executing, error, BACKEND_FAILURE)
+        self.delivery.fail(unanswered.open, error, None)  # their execution has been counted
         self.delivery.end_traces()
-        dispatcher.queue_again(left.waiting)
+        dispatcher.queue_again(unanswered.waiting)
         # First the scheduler's answers to requests that were bound to this instance
         self.poll()
         if self.down() and self._restart_wait_s and self._restarting():

@@ -25,7 +25,7 @@ from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.death import unhealthy
 from stubserve.instances.stub import Stub
-from stubserve.instances.stub_requests import Left
+from stubserve.instances.stub_requests import UnansweredRequests
 from stubserve.instances.work import Results
 from stubserve.memory.server_memory import Memory
 from stubserve.serving.dispatcher import RESCHEDULED_IN_VAIN
@@ -148,8 +148,8 @@ class _SampleBatch:
     def on_rescheduled(self, instance: object, request: Request) -> None:
         self._take(request, Response(error=internal(RESCHEDULED_IN_VAIN)))
 
-    def on_death(self, cause: str, left: Left) -> None:
-        for requests in left:
+    def on_death(self, cause: str, unanswered: UnansweredRequests) -> None:
+        for requests in unanswered:
             for request in requests:
                 self._end(request)
         if not self.errors.done():
