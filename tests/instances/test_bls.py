@@ -434,9 +434,9 @@ async def test_a_question_for_readiness_ends_with_the_stub() -> None:
 async def test_telling_whether_a_model_is_ready() -> None:
     target = Model()
     with Stub({"target": target}) as stub:
-        tell = stub.work.calls.tell
-        assert await tell({"model": "target", "version": ""}) == {"value": True}
+        ask = stub.work.calls.answer_readiness
+        assert await ask({"model": "target", "version": ""}) == {"value": True}
         target.readiness = asyncio.get_running_loop().create_future()
         target.readiness.set_result("not yet")
-        assert await tell({"model": "target", "version": ""}) == {"value": False}
-        assert await tell({"model": "target", "version": "bad"}) == {"error": "a version is a number"}
+        assert await ask({"model": "target", "version": ""}) == {"value": False}
+        assert await ask({"model": "target", "version": "bad"}) == {"error": "a version is a number"}

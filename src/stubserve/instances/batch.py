@@ -141,7 +141,7 @@ def write_tensor(tensor: Tensor, holder: StubMemory | None = None) -> WireTensor
         if holder is not None:
             holder.hold(tensor.offset, span)
             if isinstance(span, DeviceSpan):
-                holder.tell_devices(span)
+                holder.send_chunks(span)
         place = span.as_place(tensor.offset, tensor.nbytes)
     elif tensor.elements is not None:
         place = AsList(tensor.elements)

@@ -57,7 +57,7 @@ class StubDevices:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._look)
         self._known: dict[DevicePool, set[int]] = {}
-        self.pools = StubPools(segments.take_pools(allowed.gpus), self._look, self.tell, memory.free_later)
+        self.pools = StubPools(segments.take_pools(allowed.gpus), self._look, self.send_chunks, memory.free_later)
         memory.pools = self.pools
         # Tells the stub that a pool is gone
         self.on_gone: Callable[[int], object] = lambda number: None
@@ -70,13 +70,13 @@ class StubDevices:
             **self._allowed._asdict(),
         }
 
-    def tell_all(self, tensors: Iterable[Tensor]) -> None:
+    def send_chunks_of(self, tensors: Iterable[Tensor]) -> None:
         """The stub is about to get these tensors."""
         for tensor in tensors:
             if isinstance(tensor.span, DeviceSpan):
-                self.tell(tensor.span)
+                self.send_chunks(tensor.span)
 
-    def tell(self, span: DeviceSpan) -> None:
+    def send_chunks(self, span: DeviceSpan) -> None:
         """Makes sure that the stub has the chunks of a span."""
         pool = span.pool
         if self.pools.owns(pool):

@@ -33,20 +33,20 @@ class StubRegions:
         # Tells the stub that a region is gone
         self.on_gone: Callable[[int], object] = lambda number: None
 
-    def tell(self, request: Request) -> None:
+    def send_regions_of(self, request: Request) -> None:
         for tensor in request.inputs:
             if isinstance(tensor.span, RegionSpan):
-                self._tell(tensor.span.place.region)
+                self._send(tensor.span.place.region)
         for place in (request.regions or {}).values():
             if not place.region.on_device:
-                self._tell(place.region)
+                self._send(place.region)
 
     def close(self) -> None:
         self._known.clear()
         self._socket.close()
         self.theirs.close()
 
-    def _tell(self, region: Region) -> None:
+    def _send(self, region: Region) -> None:
         number = region.number
         if number in self._known:
             return

@@ -132,10 +132,10 @@ class StubWork:
         if self._regions is not None:
             for request in work.requests:
                 if request.regions is not None:
-                    self._regions.tell(request)
+                    self._regions.send_regions_of(request)
         if self._devices is not None:
             for request in work.requests:
-                self._devices.tell_all(request.inputs)
+                self._devices.send_chunks_of(request.inputs)
         try:
             spilled = self.ring.put(pack_batch(number, frees, work), work.requests)
         except Exception:

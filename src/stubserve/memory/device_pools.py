@@ -90,20 +90,20 @@ class DeviceSpan(Span):
 class StubPools:
     """The pools of one stub, by GPU. `first` is the number of the one on GPU 0.
 
-    `look` takes what the stub has told meanwhile, `tell` has the stub get the chunks of a span, `free` takes blocks
-    that have been read, by offset and size.
+    `look` takes what the stub has told meanwhile, `send_chunks` sends the stub the chunks of a span, `free` takes
+    blocks that have been read, by offset and size.
     """
 
     def __init__(
         self,
         first: int,
         look: Callable[[], None],
-        tell: Callable[[DeviceSpan], None],
+        send_chunks: Callable[[DeviceSpan], None],
         free: Callable[[int, int], None],
     ) -> None:
         self.first = first
         self.look = look
-        self.tell = tell
+        self.send_chunks = send_chunks
         self._free = free
         self._pools: dict[int, DevicePool] = {}
 

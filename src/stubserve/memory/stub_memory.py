@@ -97,10 +97,10 @@ class StubMemory:
             raise internal("a stub named memory of a GPU, and there is none")
         return self.pools.output(offset, nbytes)
 
-    def tell_devices(self, span: DeviceSpan) -> None:
+    def send_chunks(self, span: DeviceSpan) -> None:
         """The stub is about to get a place in this span."""
         if self.pools is not None:
-            self.pools.tell(span)
+            self.pools.send_chunks(span)
 
     def message(self, data: memoryview, flags: int) -> Message:
         """The message of a ring's record: in the record or, if that was too small, in the stub's segment.
