@@ -13,7 +13,7 @@ import pytest
 from stubserve.connections.receive_buffers import ReceiveBuffers
 from stubserve.connections.slow_clients import SlowClients
 from stubserve.http.connection import HttpConnection
-from stubserve.http.shared import Connections
+from stubserve.http.endpoint import HttpEndpoint
 from stubserve.inference.request import Request, Response
 from stubserve.inference.signature import Signature
 from stubserve.inference.statistics import ModelStatistics
@@ -88,7 +88,7 @@ class Model:
         pass
 
 
-def serve() -> tuple[Model, HttpConnection, Transport, Connections]:
+def serve() -> tuple[Model, HttpConnection, Transport, HttpEndpoint]:
     memory, slow_clients = Memory(1 << 20), SlowClients()
     model = Model(signature("echo", io("input", "INPUT0", "FP32", "-1") + io("output", "OUTPUT0", "FP32", "-1")))
     server = SimpleNamespace(
@@ -105,18 +105,18 @@ def serve() -> tuple[Model, HttpConnection, Transport, Connections]:
         store=memory.store,
         block=memory.block,
     )
-    shared = Connections(cast(Any, server))
-    connection = HttpConnection(shared, cast(Any, None), cast(Any, SimpleNamespace(connections=set())), {})
+    endpoint = HttpEndpoint(cast(Any, server))
+    connection = HttpConnection(endpoint, cast(Any, None), cast(Any, SimpleNamespace(connections=set())), {})
     transport = Transport()
     connection.connection_made(cast(Any, transport))
-    return model, connection, transport, shared
+    return model, connection, transport, endpoint
 
 
 class Asking:
     """A client of one connection."""
 
     def __init__(self) -> None:
-        self.model, self.connection, self.transport, self._shared = serve()
+        self.model, self.connection, self.transport, self._endpoint = serve()
 
     def ask(self, *values: float, **options: Any) -> tuple[int, bytes]:
         """Sends these values, and answers."""
@@ -124,7 +124,7 @@ class Asking:
         lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         data = "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-        self._shared.scratch[: len(data)] = data
+        self._endpoint.scratch[: len(data)] = data
         self.connection.buffer_updated(len(data))
         if self.model.submitted:
             self.model.answer()
@@ -152,7 +152,7 @@ def test_a_model_that_was_loaded_anew_is_looked_at_anew() -> None:
         asking = Asking()
         for _ in range(3):
             assert asking.ask(1, 2)[0] == 200
-        asking._shared.server.find_model = lambda name, version: newer
+        asking._endpoint.server.find_model = lambda name, version: newer
         newer = Model(asking.model.signature)
         asking.model = newer
         assert asking.ask(3, 4) == (200, np.array([3, 4], np.float32).tobytes())

@@ -10,7 +10,7 @@ import pytest
 
 from stubserve.connections import slow_clients
 from stubserve.connections.slow_clients import RequestPace, SlowClients
-from stubserve.http.shared import Connections
+from stubserve.http.endpoint import HttpEndpoint
 
 from ..real_server import PATIENCE_S
 
@@ -79,7 +79,7 @@ def test_a_request_that_waits_for_the_server_has_not_stalled() -> None:
     clients = SlowClients()
     clients.watch_receiver = watched.append  # type: ignore[method-assign]
     transport = Transport()
-    connections = Connections(server(clients))
+    connections = HttpEndpoint(server(clients))
     reader = connections.reader(cast(Any, transport))
     beginning = b"GET /v2 HTTP/1.1\r\n"
     connections.scratch[: len(beginning)] = beginning

@@ -80,7 +80,7 @@ class Owner:
         raise AssertionError("this model reschedules nothing")
 
     def on_death(self, cause: str, unanswered: UnansweredRequests) -> None:
-        assert not any(left)
+        assert not any(unanswered)
 
 
 async def started(folder: Path, memory: Memory, interpreter: str = sys.executable) -> tuple[Stub, Owner]:

@@ -22,13 +22,13 @@ from stubserve.api.fair_queues import peer_name
 from stubserve.connections.sent_memory import keep_sending_warm, unsent
 from stubserve.errors import ServeError, internal
 from stubserve.http.body import MAX_BODY_BYTES, refusal
+from stubserve.http.endpoint import HttpEndpoint
 from stubserve.http.fallback import Fallback
 from stubserve.http.generate import GenerateCall
 from stubserve.http.infer import HttpInferCall
 from stubserve.http.infer_encode import encode_error
 from stubserve.http.message import JSON, BadRequest, Reply, RequestHead, reply_head
 from stubserve.http.reader import RequestReader
-from stubserve.http.shared import Connections
 from stubserve.memory.heap_account import FREE_BYTES
 
 log = logging.getLogger("stubserve.http")
@@ -53,13 +53,13 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        shared: Connections,
+        endpoint: HttpEndpoint,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self._shared = shared
+        self._endpoint = endpoint
         self._server_state = server_state
         self._make_fallback = functools.partial(Fallback, config, server_state, app_state, _loop)
         # Per-connection state
@@ -82,8 +82,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._peer: Callable[[], str] = lambda: peer_name(transport.get_extra_info("peername"))
-        self._reader = self._shared.reader(self._transport)
-        if not self._shared.open.add(self, transport.get_extra_info("socket").fileno()):
+        self._reader = self._endpoint.reader(self._transport)
+        if not self._endpoint.open.add(self, transport.get_extra_info("socket").fileno()):
             self._answer_last(503, "too many connections; the server's log says what to do")
             self._transport.close()
             return
@@ -105,7 +105,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)
-        self._shared.open.forget(self)
+        self._endpoint.open.forget(self)
         self._state = CLOSED
         self._reader.close()
         if self._reader.lingering is not None:
@@ -120,7 +120,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
-        self._shared.slow_clients.watch_unread(self)
+        self._endpoint.slow_clients.watch_unread(self)
         if self._fallback is not None:
             self._fallback.pause_writing()
 
@@ -197,20 +197,20 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _begin(self, head: RequestHead) -> None:
         """A head has come: decides what happens to its body."""
         reader = self._reader
-        if self._shared.log_answers:
+        if self._endpoint.log_answers:
             self._began_ns, self._body_bytes = time.monotonic_ns(), head.content_length
-        access = self._shared.access
+        access = self._endpoint.access
         refused = None if access is None else access.inference_refusal(head)
         # A complete call of `generate` needs nothing of its route, so it is answered here.
         can_generate = head.generate is not None and reader.has_whole_body and refused is None
-        if head.infer is None and (not can_generate or head.content_length > self._shared.server.max_input_size):
-            if self._shared.log_requests:
-                self._shared.log_request(head)
+        if head.infer is None and (not can_generate or head.content_length > self._endpoint.server.max_input_size):
+            if self._endpoint.log_requests:
+                self._endpoint.log_request(head)
             self._state = PASS
             return
         self._state = BODY
         if not reader.has_whole_body:
-            refused = refused or refusal(head, self._shared.server)
+            refused = refused or refusal(head, self._endpoint.server)
             if refused is None:
                 if head.expects_continue:
                     self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -234,10 +234,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         head = reader.head
         route = head.infer or head.generate or ("", "")
         body, block, offset, share = reader.body()
-        server = self._shared.server
-        if self._shared.log_requests:
-            self._shared.log_request(head)
-        if self._shared.log_answers:
+        server = self._endpoint.server
+        if self._endpoint.log_requests:
+            self._endpoint.log_request(head)
+        if self._endpoint.log_answers:
             self._began_ns, self._body_bytes = time.monotonic_ns(), len(body)
         try:
             model = server.find_model(*route)
@@ -283,7 +283,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Answers the current request, unless its client has gone."""
         if self._state is not BUSY:
             return
-        shared = self._shared
+        endpoint = self._endpoint
         head = self._reader.head
         parts = reply.parts
         total = sum(map(len, parts))
@@ -292,25 +292,25 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._sends_large = True
                 keep_sending_warm(self._transport)
             try:
-                parts = [shared.kept(part, reply.blocks) for part in parts]
+                parts = [endpoint.kept(part, reply.blocks) for part in parts]
             except ServeError as error:
                 self._reply(encode_error(error))
                 return
         keep_alive = head.keep_alive and not self._closing
-        headers = reply.headers if shared.cors is None else (*reply.headers, *shared.cors.headers(head))
+        headers = reply.headers if endpoint.cors is None else (*reply.headers, *endpoint.cors.headers(head))
         length = None if reply.chunked else total
         start = reply_head(reply.status, reply.content_type, length, reply.json_length, headers, keep_alive)
         if is_large:
             self._transport.writelines([start, *parts])
             if not self._write_paused:
-                shared.slow_clients.watch_unread(self)
+                endpoint.slow_clients.watch_unread(self)
         else:
             self._transport.write(b"".join([start, *parts]))
         call, self._call = self._call, None
-        if shared.log_answers:
+        if endpoint.log_answers:
             id = call.id if call is not None else ""
             sent = total - len(parts[0]) - len(parts[-1]) if reply.chunked else total  # without the chunks' framing
-            shared.log_answer(self._peer(), head, id, reply.status, self._began_ns, self._body_bytes, sent)
+            endpoint.log_answer(self._peer(), head, id, reply.status, self._began_ns, self._body_bytes, sent)
         if keep_alive:
             self._done()
         else:
@@ -333,7 +333,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._reader.paused and not self._write_paused:
             # The event loop calls this, so that a long pipeline is no deep recursion. All clients that send requests
             # without waiting for answers share one turn: together they get one answer in each pass of the loop.
-            self._shared.server.offload.in_turn(self._read_on)
+            self._endpoint.server.offload.in_turn(self._read_on)
 
     def _answer_and_close(self, status: int, message: str) -> None:
         """Answers bytes after which no further request can be read."""

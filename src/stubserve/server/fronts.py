@@ -18,10 +18,10 @@ from stubserve.connections.paced_transport import see_it_closed
 from stubserve.http.access import Cors, HttpAccess
 from stubserve.http.app import create_app
 from stubserve.http.connection import HttpConnection
+from stubserve.http.endpoint import HttpEndpoint
 from stubserve.http.fallback import uvicorn_config
 from stubserve.http.message import has_asked
 from stubserve.http.metrics import create_metrics_app
-from stubserve.http.shared import Connections
 from stubserve.inference.long_work import Offload
 from stubserve.parts import Port
 from stubserve.server.server import Server
@@ -41,10 +41,10 @@ class HttpServer(uvicorn.Server):
         config: uvicorn.Config,
         tls: ssl.SSLContext | None,
         offload: Offload | None = None,
-        connections: Connections | None = None,
+        endpoint: HttpEndpoint | None = None,
     ) -> None:
         super().__init__(config)
-        self.connections = connections
+        self.endpoint = endpoint
         self._tls = tls
         self._stopping = asyncio.Event()
         self._offload = offload
@@ -108,10 +108,10 @@ def part_server(server: Server, port: Port) -> HttpServer:
 def _on_own_connections(server: Server, app: ASGIApp, access: HttpAccess | None) -> HttpServer:
     settings = server.settings
     cors = Cors(settings.http.cors_origins) if settings.http.cors_origins else None
-    connections = Connections(server, cors, settings.logging.access, access)
-    protocol = functools.partial(HttpConnection, connections)
+    endpoint = HttpEndpoint(server, cors, settings.logging.access, access)
+    protocol = functools.partial(HttpConnection, endpoint)
     config = _config(server, app, http=protocol, timeout_graceful_shutdown=settings.exit_timeout_secs)
-    return HttpServer(config, _tls(server), server.offload, connections)
+    return HttpServer(config, _tls(server), server.offload, endpoint)
 
 
 def _tls(server: Server) -> ssl.SSLContext | None:

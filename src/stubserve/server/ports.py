@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from stubserve.connections.listening import BACKLOG, explained, listen
 from stubserve.errors import ServeError
-from stubserve.http.shared import Connections
+from stubserve.http.endpoint import HttpEndpoint
 from stubserve.server.fronts import HttpServer, grpc_server, http_server, metrics_server, part_server
 from stubserve.server.server import Server
 
@@ -141,14 +141,14 @@ class Ports:
 
     def begin_leaving(self) -> None:
         """The server goes soon: HTTP connections take one request more, and gRPC's clients are asked to use others."""
-        for connections in self._connections():
+        for endpoint in self._endpoints():
             connections.open.begin_leaving()
         if self._grpc is not None:
             self._grpc.begin_leaving()
 
     def begin_drain(self) -> None:
         """Marks the HTTP requests under way now: `drain` waits for these."""
-        for connections in self._connections():
+        for endpoint in self._endpoints():
             connections.open.begin_drain()
 
     async def drain(self, timeout_s: float) -> None:
@@ -162,7 +162,7 @@ class Ports:
             if front.connections is not None:
                 front.stop()
         with contextlib.suppress(asyncio.TimeoutError):
-            draining = asyncio.gather(*(connections.open.drain() for connections in self._connections()))
+            draining = asyncio.gather(*(connections.open.drain() for endpoint in self._endpoints()))
             await asyncio.wait_for(draining, timeout_s * _DRAIN_PART)
 
     async def close(self) -> None:
@@ -173,12 +173,12 @@ class Ports:
         await asyncio.gather(*self._serving)
 
     def _log_requests_if_verbose(self) -> None:
-        for connections in self._connections():
-            connections.log_requests = self._server.log_settings.verbose
+        for endpoint in self._endpoints():
+            endpoint.log_requests = self._server.log_settings.verbose
 
-    def _connections(self) -> Iterator[Connections]:
+    def _endpoints(self) -> Iterator[HttpEndpoint]:
         """What our own connections share, by port."""
-        return (front.connections for front, _ in self._http.values() if front.connections is not None)
+        return (front.endpoint for front, _ in self._http.values() if front.endpoint is not None)
 
 
 def _host(address: str) -> str:

@@ -9,5 +9,5 @@ The rest of the server sees `instance_model` (`inference.served_model.ServedMode
 - `answering`: the part that ensembles share;
 - `alarm`: wakes the dispatcher in time.
 
-The response cache, the rate limiter, warm-up (`warm_up`) and sleep stand around the scheduler, which does not know them.
+The response cache, the rate limiter, warm-up (`warm_up`) and sleep stand around the scheduler. It knows none of them.
 """

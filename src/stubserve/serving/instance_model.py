@@ -110,7 +110,8 @@ class InstanceModel(ModelInstances):
             return
         dispatcher = self._dispatcher
         if instance.state is not InstanceState.STOPPED:  # then the server itself has killed what did not end
-            dispatcher.suspects.on_death(instance.name, (*unanswered.executing, *reversed(unanswered.open)), self.clock())
+            executed = (*unanswered.executing, *reversed(unanswered.open))
+            dispatcher.suspects.on_death(instance.name, executed, self.clock())
         dispatcher.leave(instance)
         self.delivery.fail(unanswered.executing, error, BACKEND_FAILURE)
         self.delivery.fail(unanswered.open, error, None)  # their execution has been counted

@@ -14,8 +14,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from stubserve.http.connection import HttpConnection
+from stubserve.http.endpoint import HttpEndpoint
 from stubserve.http.message import BadRequest, Http2Preface, parse_head
-from stubserve.http.shared import Connections
 
 from ..finding import Finding, same
 from ..server import FuzzedServer, Transport, cut, deliver, in_loop
@@ -69,7 +69,7 @@ def _told(sent: bytes) -> bytes:
 
 async def _answers(pieces: list[bytes]) -> bytes:
     server = FuzzedServer()
-    connection = HttpConnection(Connections(server), CONFIG, ServerState(), {}, asyncio.get_running_loop())
+    connection = HttpConnection(HttpEndpoint(server), CONFIG, ServerState(), {}, asyncio.get_running_loop())
     sent = await deliver(connection, Transport(), pieces)
     if server.held:
         raise Finding("memory is held by a connection that is gone", str(server.held))

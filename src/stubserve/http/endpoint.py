@@ -1,4 +1,4 @@
-"""What the connections of one server have in common."""
+"""The server's end of all HTTP connections: what they share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stubserve.memory.heap_account import FREE_BYTES
 log = logging.getLogger("stubserve.http")
 
 
-class Connections:
+class HttpEndpoint:
     """What the connections of one server share: scratch buffer, known heads, memory being sent, open connections."""
 
     def __init__(
