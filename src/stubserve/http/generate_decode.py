@@ -19,13 +19,15 @@ from stubserve.http.json import text as json_text
 from stubserve.http.json.values import UNSET, as_string, find, is_int, parse_json, repeated_names
 from stubserve.inference.admission import duplicate_input
 from stubserve.inference.request import Request
-from stubserve.inference.signature import Accepts, TensorSignature
+from stubserve.inference.signature import InputSignature, TensorSignature
 from stubserve.inference.tensor import Tensor
 
 NESTED = "parameters"
 
 
-def decode_generate(body: bytes | dict[str, Any], signature: Accepts, placer: Placer, most_odd: float = inf) -> Request:
+def decode_generate(
+    body: bytes | dict[str, Any], signature: InputSignature, placer: Placer, most_odd: float = inf
+) -> Request:
     """The request, not yet admitted; its tensors hold their blocks. If it raises ServeError, nothing is held.
 
     `body` may be the object itself. Raises OddJson as `parse_json`, for more than `most_odd` bytes.
@@ -63,7 +65,7 @@ def decode_generate(body: bytes | dict[str, Any], signature: Accepts, placer: Pl
     return Request(inputs, id, options)
 
 
-def _refuse_repeated(document: dict[str, Any], id: str, signature: Accepts) -> None:
+def _refuse_repeated(document: dict[str, Any], id: str, signature: InputSignature) -> None:
     """Refuses an input that is given twice. Of parameters with the same name the first counts."""
     for name in sorted(repeated_names(document)):
         if name in signature.inputs:
@@ -76,7 +78,7 @@ def _take(
     parameters: dict[str, Any],
     name: str,
     members: dict[str, Any],
-    signature: Accepts,
+    signature: InputSignature,
     placer: Placer,
 ) -> None:
     """Takes one of the `members` of an object as an input or a parameter. Raises ServeError."""
@@ -106,7 +108,7 @@ def _take(
         raise invalid(f"{text} The inputs of model '{signature.model}' are {', '.join(known_ones)}.")
 
 
-def _rows(known: TensorSignature, elements: list[Any], signature: Accepts) -> tuple[int, ...] | None:
+def _rows(known: TensorSignature, elements: list[Any], signature: InputSignature) -> tuple[int, ...] | None:
     """The shape that nested lists have; None if the input may not have it.
 
     Upstream takes flat lists, and nested lists in which each list has one element, which it reads as a flat list.
@@ -123,7 +125,7 @@ def _rows(known: TensorSignature, elements: list[Any], signature: Accepts) -> tu
     return tuple(shape) if fits else None
 
 
-def _shape(known: TensorSignature, count: int, signature: Accepts) -> tuple[int, ...]:
+def _shape(known: TensorSignature, count: int, signature: InputSignature) -> tuple[int, ...]:
     """The input's shape for `count` elements: the rightmost variable dimension takes all that the others leave."""
     shape = [-1, *known.dims] if signature.max_batch_size else list(known.dims)
     left = count

@@ -16,7 +16,7 @@ from stubserve.http.json import text as json_text
 from stubserve.http.json.values import UNSET, as_array, as_bool, as_string, as_uint, find, parse_json
 from stubserve.inference.admission import duplicate_input, duplicate_output
 from stubserve.inference.request import Request
-from stubserve.inference.signature import Accepts
+from stubserve.inference.signature import InputSignature
 from stubserve.inference.tensor import Tensor
 
 _MAX_ELEMENTS = (1 << 63) - 1
@@ -28,7 +28,7 @@ _CONTENT_FIELDS = (
 
 
 def decode_json(
-    header: bytes, signature: Accepts, placer: Placer, max_input_size: int, most_odd: float = inf
+    header: bytes, signature: InputSignature, placer: Placer, max_input_size: int, most_odd: float = inf
 ) -> tuple[Request, ReplyFormat]:
     """The request that a JSON header and what lies behind it describe.
 

@@ -46,7 +46,7 @@ class TensorSignature:
         return f"<TensorSignature {self.name!r} {name_of(self.datatype)} {list(self.dims)}>"
 
 
-class Accepts(Protocol):
+class InputSignature(Protocol):
     """The facts about a model for readers of requests. A `Signature` has them; other processes make their own."""
 
     @property

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers and without its ten wake-ups per second: an idle server sleeps.
 
-    With an `offload` an `Acceptor` takes the connections, which share `connections`, for an orderly stop.
+    With an `offload` an `Acceptor` takes the connections, which share `endpoint`, for an orderly stop.
     """
 
     def __init__(

@@ -142,14 +142,14 @@ class Ports:
     def begin_leaving(self) -> None:
         """The server goes soon: HTTP connections take one request more, and gRPC's clients are asked to use others."""
         for endpoint in self._endpoints():
-            connections.open.begin_leaving()
+            endpoint.open.begin_leaving()
         if self._grpc is not None:
             self._grpc.begin_leaving()
 
     def begin_drain(self) -> None:
         """Marks the HTTP requests under way now: `drain` waits for these."""
         for endpoint in self._endpoints():
-            connections.open.begin_drain()
+            endpoint.open.begin_drain()
 
     async def drain(self, timeout_s: float) -> None:
         """Accepts no more connections. Waits until HTTP requests are answered, for 0.8 of `timeout_s` at most.
@@ -159,10 +159,10 @@ class Ports:
         if self._grpc is not None:
             self._stopping_grpc = asyncio.get_running_loop().create_task(self._grpc.stop(timeout_s))
         for front, _ in self._http.values():
-            if front.connections is not None:
+            if front.endpoint is not None:
                 front.stop()
         with contextlib.suppress(asyncio.TimeoutError):
-            draining = asyncio.gather(*(connections.open.drain() for endpoint in self._endpoints()))
+            draining = asyncio.gather(*(endpoint.open.drain() for endpoint in self._endpoints()))
             await asyncio.wait_for(draining, timeout_s * _DRAIN_PART)
 
     async def close(self) -> None:

@@ -37,8 +37,8 @@ def unpack(packed: bytes | bytearray) -> Any:
     return msgpack.unpackb(packed, use_list=False, unicode_errors="surrogatepass", strict_map_key=False)
 
 
-class Accepted(NamedTuple):
-    """What a model accepts, as far as a reader of requests has to know (`signature.Accepts`)."""
+class UnpackedSignature(NamedTuple):
+    """What a model accepts, as far as a reader of requests has to know (`signature.InputSignature`)."""
 
     model: str
     inputs: dict[str, TensorSignature]
@@ -51,9 +51,9 @@ def pack_signature(signature: Signature) -> tuple[Any, ...]:
     return signature.model, inputs, signature.max_batch_size
 
 
-def unpack_signature(packed: tuple[Any, ...]) -> Accepted:
+def unpack_signature(packed: tuple[Any, ...]) -> UnpackedSignature:
     model, inputs, max_batch_size = packed
-    return Accepted(model, {name: TensorSignature(name, *rest) for name, *rest in inputs}, max_batch_size)
+    return UnpackedSignature(model, {name: TensorSignature(name, *rest) for name, *rest in inputs}, max_batch_size)
 
 
 def pack_request(
@@ -70,7 +70,7 @@ def pack_request(
     return tensors, (request.id, request.options, request.requested_outputs), reply_format, regions
 
 
-class Read(NamedTuple):
+class UnpackedRequest(NamedTuple):
     """The process's answer: a request with inputs that are still to be placed, and how to reply.
 
     `reply_format` is None unless the job was to infer; `regions` are as they were packed.
@@ -84,7 +84,7 @@ class Read(NamedTuple):
     regions: Sequence[tuple[str, int, int]]
 
 
-def unpack_request(packed: tuple[Any, ...]) -> Read:
+def unpack_request(packed: tuple[Any, ...]) -> UnpackedRequest:
     tensors, (id, options, outputs), reply, regions = packed
     reply_format = None
     if reply is not None:
@@ -96,4 +96,6 @@ def unpack_request(packed: tuple[Any, ...]) -> Read:
         tensor = Tensor(name, datatype, shape, data, None, offset, nbytes)
         tensor.strings = strings
         inputs.append(tensor)
-    return Read(inputs, id, RequestOptions(*options), None if outputs is None else list(outputs), reply_format, regions)
+    return UnpackedRequest(
+        inputs, id, RequestOptions(*options), None if outputs is None else list(outputs), reply_format, regions
+    )

@@ -32,7 +32,7 @@ from stubserve.http.json.job import (
     HEAD,
     IN_REGION,
     INFER,
-    Read,
+    UnpackedRequest,
     pack,
     pack_signature,
     unpack,
@@ -140,7 +140,7 @@ class JsonProcess:
         regions = regions_of(placer.regions, slots)
         return Request(inputs, read.id, read.options, read.requested_outputs, regions), reply_format
 
-    async def _exchange(self, job: tuple[Any, ...], text: memoryview, timeout_s: float | None) -> Read:
+    async def _exchange(self, job: tuple[Any, ...], text: memoryview, timeout_s: float | None) -> UnpackedRequest:
         """Has the worker read a text. The caller holds the lock. Raises ServeError; TimeoutError after `timeout_s`."""
         loop = asyncio.get_running_loop()
         if self._idle is not None:
@@ -231,7 +231,7 @@ def _placed(slot: Slot, placer: BodyPlacer) -> Slot:
     return slot if slot.region is None else slot._replace(region=placer.output_in_region(*cast(Any, slot.region)))
 
 
-def _discard(exchange: asyncio.Future[Read]) -> None:
+def _discard(exchange: asyncio.Future[UnpackedRequest]) -> None:
     """For an exchange after its caller has gone: drops its result."""
     with contextlib.suppress(ServeError):
         drop_blocks(exchange.result().inputs)
