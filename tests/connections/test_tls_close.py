@@ -42,7 +42,7 @@ def test_a_client_has_time_until_it_has_everything() -> None:
         with ours, theirs:
             ours.sendall(b"the rest of an answer")
             transport = Leaving(ours)
-            paced_transport.see_it_closed(transport)
+            paced_transport.ensure_closed(transport)
             await transport.looked_often.wait()
             assert not transport.aborted.is_set()
             theirs.recv(1000)
@@ -57,7 +57,7 @@ def test_what_is_not_closed_yet_goes_on() -> None:
         with ours, theirs:
             transport = Leaving(ours)
             transport.closing = False
-            paced_transport.see_it_closed(transport)
+            paced_transport.ensure_closed(transport)
             await transport.looked_often.wait()
             assert not transport.aborted.is_set()
             transport.closing = True
@@ -74,8 +74,8 @@ def test_a_connection_that_has_gone_is_not_looked_at_again() -> None:
         extra: Any = plain
         extra._extra["ssl_object"] = None
         ours.close()
-        paced_transport.see_it_closed(gone)
-        paced_transport.see_it_closed(plain)
+        paced_transport.ensure_closed(gone)
+        paced_transport.ensure_closed(plain)
         loop = asyncio.get_running_loop()
         later = loop.create_future()
         loop.call_later(paced_transport.ANSWER_S, later.set_result, None)

@@ -84,10 +84,10 @@ def test_a_request_that_waits_for_the_server_has_not_stalled() -> None:
     beginning = b"GET /v2 HTTP/1.1\r\n"
     connections.scratch[: len(beginning)] = beginning
     reader.received(len(beginning))
-    reader.settle(waits=True)
+    reader.pause_or_resume(waits=True)
     assert transport.paused
     assert not watched
     assert not reader.take_head()
-    reader.settle(waits=False)
+    reader.pause_or_resume(waits=False)
     assert not transport.paused
     assert watched == [reader]

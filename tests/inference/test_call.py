@@ -199,7 +199,7 @@ class Later(Recorded):
         self.made = 0
         self.refusals: list[ServeError] = []
 
-    def of_server(self) -> Any:
+    def server(self) -> Any:
         return SimpleNamespace(offload=self.offload, heap=HeapAccount(cast(Any, None)), block=None)
 
     def refused(self, error: ServeError) -> None:

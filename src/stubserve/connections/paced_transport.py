@@ -127,7 +127,7 @@ class PacedTransport(asyncio.Transport):
 
     def _end(self) -> None:
         self._transport.close()
-        see_it_closed(self)
+        ensure_closed(self)
 
 
 class _Gone:
@@ -180,7 +180,7 @@ class PacedProtocol(asyncio.BufferedProtocol):
             self._paced.lost()
 
 
-def see_it_closed(transport: asyncio.Transport) -> None:
+def ensure_closed(transport: asyncio.Transport) -> None:
     """Makes sure that a transport ends after its close."""
     if transport.get_extra_info("ssl_object") is not None:
         asyncio.get_running_loop().call_later(ANSWER_S / 2, _look, transport, False)

@@ -66,7 +66,7 @@ class GrpcInferCall(Call):
             self.share()
         self.begin(request, len(data) > LARGE_BYTES and signature.has_strings)
 
-    def of_server(self) -> InferenceServer:
+    def server(self) -> InferenceServer:
         return self._server
 
     def asker(self) -> str:

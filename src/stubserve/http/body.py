@@ -44,12 +44,12 @@ def too_long_json(
     )
 
 
-def place(server: InferenceServer, head: RequestHead, connection: Hashable, owner: Owner) -> ArenaBuffer:
+def body_buffer(server: InferenceServer, head: RequestHead, connection: Hashable, owner: Owner) -> ArenaBuffer:
     """Where a body of known length is received in the arena. Raises ServeError (503) if memory is short."""
-    return server.receive_buffers.arena_buffer(connection, owner, head.content_length, start(head))
+    return server.receive_buffers.arena_buffer(connection, owner, head.content_length, body_start(head))
 
 
-def start(head: RequestHead) -> int:
+def body_start(head: RequestHead) -> int:
     """The offset in its block at which a body begins. It puts the first tensor at a multiple of ALIGNMENT."""
     text = head.header_length or b""
     json_length = int(text) if text.isdigit() and len(text) < 20 else 0

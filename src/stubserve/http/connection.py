@@ -192,7 +192,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if self._state is CLOSED:
             reader.close()
         else:
-            reader.settle(self._state is BUSY or self._write_paused)
+            reader.pause_or_resume(self._state is BUSY or self._write_paused)
 
     def _begin(self, head: RequestHead) -> None:
         """A head has come: decides what happens to its body."""

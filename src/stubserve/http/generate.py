@@ -84,7 +84,7 @@ class GenerateCall(Call):
     def trace_context(self) -> str | None:
         return self._head.trace_context()
 
-    def of_server(self) -> InferenceServer:
+    def server(self) -> InferenceServer:
         return self._server
 
     def start(self, body: bytes | dict[str, Any]) -> None:

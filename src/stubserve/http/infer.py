@@ -22,8 +22,7 @@ from stubserve.connections.receive_buffers import ContentBuffer
 from stubserve.connections.sent_memory import stored
 from stubserve.errors import ServeError, invalid, unsupported
 from stubserve.http import infer_document
-from stubserve.http.body import DEFAULT_MAX_INPUT_SIZE, too_long_json
-from stubserve.http.body import start as start_of_body
+from stubserve.http.body import DEFAULT_MAX_INPUT_SIZE, body_start, too_long_json
 from stubserve.http.compression import Keep, Place, RestOfContent, choose, compress, decompress
 from stubserve.http.infer_encode import encode, encode_error, encode_steps, in_heap, is_large
 from stubserve.http.infer_json import decode_json
@@ -119,7 +118,7 @@ class HttpInferCall(Call):
     def trace_context(self) -> str | None:
         return self._head.trace_context()
 
-    def of_server(self) -> InferenceServer:
+    def server(self) -> InferenceServer:
         return self._server
 
     def refused(self, error: ServeError) -> None:
@@ -133,7 +132,7 @@ class HttpInferCall(Call):
         signature = self.model.signature
         request: Request
         if rest is not None:
-            content = ContentBuffer(server.receive_buffers.memory, server.max_input_size, start_of_body(self._head))
+            content = ContentBuffer(server.receive_buffers.memory, server.max_input_size, body_start(self._head))
             try:
                 yield from rest(content.add)
                 return (yield from self._read_later(content.finish(), content.block, content.offset, None))

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from stubserve.api.management import ServerFacts
 from stubserve.errors import ServeError, invalid
 from stubserve.http.asgi_request import body_of, client_of, find_model, peer_of, response_of
-from stubserve.http.body import place, refusal
+from stubserve.http.body import body_buffer, refusal
 from stubserve.http.fallback import HEADERS, REQUEST_ID
 from stubserve.http.generate import EventStream, GenerateCall, generate
 from stubserve.http.infer import HttpInferCall
@@ -25,7 +25,7 @@ class _ArenaBody:
 
     def __init__(self, server: ServerFacts, head: RequestHead, request: Request) -> None:
         self._given_up: ServeError | None = None
-        self.buffer = place(server, head, request, self)
+        self.buffer = body_buffer(server, head, request, self)
 
     def add(self, piece: bytes) -> None:
         """Raises ServeError."""

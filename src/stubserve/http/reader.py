@@ -20,7 +20,7 @@ import re
 from stubserve.api.inference_server import InferenceServer
 from stubserve.connections.receive_buffers import ArenaBuffer, HeapBuffer
 from stubserve.errors import ServeError, invalid
-from stubserve.http.body import ChunkedBody, place
+from stubserve.http.body import ChunkedBody, body_buffer
 from stubserve.http.infer_encode import encode_error
 from stubserve.http.message import BadRequest, Http2Preface, Reply, RequestHead, check_beginning, parse_head
 from stubserve.memory.blocks import Block
@@ -228,7 +228,7 @@ class RequestReader:
         """Makes room for a body that is still to come."""
         if self._left > SCRATCH_BYTES:
             try:
-                self.arena_body = place(self._server, self.head, self, self)
+                self.arena_body = body_buffer(self._server, self.head, self, self)
             except ServeError as error:
                 self.refusal = encode_error(error)
                 return
@@ -300,7 +300,7 @@ class RequestReader:
         self._forget_body()
         self.refusal = encode_error(error)
 
-    def settle(self, waits: bool) -> None:
+    def pause_or_resume(self, waits: bool) -> None:
         """All that could be taken is taken. With `waits` the rest waits for an answer, otherwise for more bytes."""
         if waits and self.data:
             # Even if `paused`: the fallback has its own flow control, which may have resumed reading.
@@ -338,7 +338,7 @@ class RequestReader:
         self.data = b""
         self._in_body = False
         self._forget_body()
-        self.settle(True)
+        self.pause_or_resume(True)
 
     def _forget_body(self) -> None:
         self._short_body = b""

@@ -167,7 +167,7 @@ class Call:
     def share(self) -> HeapShare:
         """The account of the bytes that the call keeps in the heap."""
         if self._share is None:
-            self._share = self.of_server().heap.share()
+            self._share = self.server().heap.share()
         return self._share
 
     def as_answer(self, error: BaseException, encoding: bool = False) -> ServeError:
@@ -194,7 +194,7 @@ class Call:
         """The request was refused after `begin` or `begin_later` had returned."""
         raise NotImplementedError
 
-    def of_server(self) -> CallServer:
+    def server(self) -> CallServer:
         """The server; only for calls of clients."""
         raise NotImplementedError
 
@@ -210,7 +210,7 @@ class Call:
 
     def _ordered(self) -> OrderedJobs:
         if self.jobs is None:
-            self.jobs = OrderedJobs(self.of_server().offload)
+            self.jobs = OrderedJobs(self.server().offload)
         return self.jobs
 
     def _admitted(self, reading: LongWork[Request] | None) -> LongWork[None]:
@@ -218,7 +218,7 @@ class Call:
             self._read = yield from reading
         request = self._read
         assert request is not None
-        yield from _read_regions(request, self.of_server().block)
+        yield from _read_regions(request, self.server().block)
         yield from admit_steps(request, self.model.signature)
 
     def _begun(self, block: Block | None, error: BaseException | None) -> None:

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from stubserve.connections.listening import Acceptor
-from stubserve.connections.paced_transport import see_it_closed
+from stubserve.connections.paced_transport import ensure_closed
 from stubserve.http.access import Cors, HttpAccess
 from stubserve.http.app import create_app
 from stubserve.http.connection import HttpConnection
@@ -78,7 +78,7 @@ class HttpServer(uvicorn.Server):
         # The server's own connections do this when they are closed.
         if self._offload is None:
             for connection in self.server_state.connections:
-                see_it_closed(cast(Any, connection).transport)
+                ensure_closed(cast(Any, connection).transport)
         await super().shutdown(sockets)
 
     def stop(self) -> None:
