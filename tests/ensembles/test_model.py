@@ -611,11 +611,11 @@ async def test_it_stands_while_its_members_are_the_same() -> None:
     pipe = Pipe(config_of(*CHAIN), first, second)
     loaded: Any = {("first", ""): first, ("second", ""): second}
     model = EnsembleModel("pipe", 1, pipe.model.config, pipe, loaded)  # type: ignore[arg-type]
-    assert model.stands()
+    assert model.has_same_members()
     pipe.members["first"] = Member("first")
-    assert not model.stands()
+    assert not model.has_same_members()
     del pipe.members["first"]
-    assert not model.stands()
+    assert not model.has_same_members()
 
 
 @on_a_loop

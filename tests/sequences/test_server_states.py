@@ -57,7 +57,7 @@ class Counting:
 
     def poll(self) -> None:
         decision = self.scheduler.poll(self.ms * MS)
-        assert not decision.over
+        assert not decision.ended_sequences
         self.failed += [request.id for request, _ in decision.answer]
         for instance, work in decision.run:
             assert instance not in self.running

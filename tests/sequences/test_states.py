@@ -30,7 +30,7 @@ class Owner:
             self.scheduler.enqueue(step(id, sequence, *flag), ms * MS)  # type: ignore[arg-type]
         while True:
             decision = self.scheduler.poll(ms * MS)
-            self.told += [number for _, number in decision.over]
+            self.told += [number for _, number in decision.ended_sequences]
             for instance, work in decision.run:
                 self.told.append(sequences(work))
                 self.scheduler.work_done(instance, work)
@@ -102,4 +102,4 @@ def test_models_without_states_pay_nothing() -> None:
         assert work.sequences is None
         scheduler.work_done("i", work)
         scheduler.instance_idle("i")
-        assert scheduler.poll(500 * MS).over == ()
+        assert scheduler.poll(500 * MS).ended_sequences == ()

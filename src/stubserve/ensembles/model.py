@@ -152,7 +152,7 @@ class EnsembleModel(AnsweringModel):
         """The names of its members."""
         return tuple(dict.fromkeys(step.model for step in self.plan.steps))
 
-    def stands(self) -> bool:
+    def has_same_members(self) -> bool:
         """Whether its members are still those that it was loaded with."""
         try:
             return all(self._models.find(*key) is model for key, model in self.members.items())

@@ -106,7 +106,7 @@ class ServedModel(Protocol):
     def needs(self) -> Collection[str]:
         """The names of the models that this one cannot serve without."""
 
-    def stands(self) -> bool:
+    def has_same_members(self) -> bool:
         """Whether these are still the models that it was loaded with."""
 
     def waiters_for(self, request: Request | None) -> Sequence[Waiter]:

@@ -120,17 +120,17 @@ class Decision:
 
     `run`: work for instances, in this order. Each instance appears as often as the owner has said that it has room, and
     gets no further work until the owner reports it idle again. `answer`: requests that end here with this error
-    (expired, cancelled). `over`: sequences that have ended without an end request, by instance and number. Report them
-    before `run`, which may hold the next sequences. `wake_at_ns`: the latest time for the next poll, None if only an
-    event can change anything.
+    (expired, cancelled). `ended_sequences`: sequences that have ended without an end request, by instance and number.
+    Report them before `run`, which may hold the next sequences. `wake_at_ns`: the latest time for the next poll, None
+    if only an event can change anything.
     """
 
-    __slots__ = ("answer", "over", "run", "wake_at_ns")
+    __slots__ = ("answer", "ended_sequences", "run", "wake_at_ns")
 
     def __init__(self) -> None:
         self.run: list[tuple[Instance, Work]] = []
         self.answer: list[tuple[Request, ServeError]] = []
-        self.over: Sequence[tuple[Instance, int]] = ()
+        self.ended_sequences: Sequence[tuple[Instance, int]] = ()
         self.wake_at_ns: int | None = None
 
     def wake_by(self, at_ns: int | None) -> None:

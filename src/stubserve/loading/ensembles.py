@@ -194,7 +194,7 @@ class Ensembles:
         unsettled: dict[str, Collection[str]] = {
             model.key: [self._registry.resolve(name, model.namespace) for name in model.needs]
             for model in serving
-            if model.needs and not model.stands()
+            if model.needs and not model.has_same_members()
         }
         ending = {name: members for name, members in unsettled.items() if not names.issuperset(members)}
         back = [name for name, members in self.away.items() if names.issuperset(members)]

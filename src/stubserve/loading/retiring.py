@@ -30,7 +30,7 @@ class Loaded:
     @property
     def fine(self) -> bool:
         """Whether all models serve, and with the members that they were loaded with."""
-        return all(model.stands() and not model.down() for model in self.models)
+        return all(model.has_same_members() and not model.down() for model in self.models)
 
 
 class Retiring:

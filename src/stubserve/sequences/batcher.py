@@ -317,7 +317,7 @@ class SequenceBatcher(Strategy):
         decision.wake_by(self._hold.until_ns)
         decision.answer, self._answers = self._answers, []
         if self._over:
-            decision.over, self._over = self._over, []
+            decision.ended_sequences, self._over = self._over, []
         if self.when_quiet is not None and not self.sequences:
             self.when_quiet()
         decision.wake_by(backlog.next_deadline_ns())

@@ -247,8 +247,8 @@ class Dispatcher(Stage):
                     self._wake_at(decision.wake_at_ns)
                 elif self._alarm is not None:
                     self._alarm.set(None)
-                if decision.over:
-                    self._tell_over(decision.over)  # type: ignore[arg-type]
+                if decision.ended_sequences:
+                    self._tell_over(decision.ended_sequences)  # type: ignore[arg-type]
                 if decision.run:
                     self._hand_out(decision.run, now)  # type: ignore[arg-type]  # instances are all that it knows
                 for request, error in decision.answer:

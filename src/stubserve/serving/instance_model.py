@@ -190,7 +190,7 @@ class InstanceModel(ModelInstances):
         task.add_done_callback(lambda _: self._dispatcher.forget(instance))
         return task
 
-    def stands(self) -> bool:
+    def has_same_members(self) -> bool:
         return True
 
     def _waiter_of(self, instance: Instance) -> Waiter | None:
