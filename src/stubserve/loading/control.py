@@ -168,11 +168,11 @@ class ModelControl:
     async def load_from(self, name: str, folder: Path) -> None:
         """Loads the model of a repository that holds only this one, under a name. Raises ServeError."""
         self._check_control()
-        await self._repositories.run_in_thread(partial(self._repositories.give, name, folder))
+        await self._repositories.run_in_thread(partial(self._repositories.add_model, name, folder))
         try:
             await self.load(name)
         except BaseException:
-            self._repositories.take_back(name)
+            self._repositories.remove_model(name)
             if not self._registry.ready_versions(name):
                 self._registry.forget(name)
             raise
@@ -180,7 +180,7 @@ class ModelControl:
     async def unload_from(self, name: str) -> None:
         """Unloads such a model. Raises ServeError."""
         await self.unload(name)
-        self._repositories.take_back(name)
+        self._repositories.remove_model(name)
 
     async def index(self, only_ready: bool) -> list[dict[str, Any]]:
         """The repository index, with the models on disk that have never been loaded. Raises ServeError."""

@@ -45,7 +45,7 @@ class Repositories:
         # Models from elsewhere, by key
         self._given: dict[str, ModelFolder] = {}
 
-    def give(self, name: str, repository: Path) -> None:
+    def add_model(self, name: str, repository: Path) -> None:
         """Adds the model of a repository that holds one, under a name. Raises ServeError INVALID_ARG."""
         check_model_name(name)
         if not repository.is_absolute() or not repository.is_dir():
@@ -57,7 +57,7 @@ class Repositories:
             raise invalid(f"failed to register '{repository}', there is no model in it")
         self._given[name] = replace(models[0], name=name, renamed=True)
 
-    def take_back(self, name: str) -> None:
+    def remove_model(self, name: str) -> None:
         self._given.pop(name, None)
 
     @property

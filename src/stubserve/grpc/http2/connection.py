@@ -128,7 +128,7 @@ class Http2Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._writer.lose()
+        self._writer.abort()
         self._endpoint.slow_clients.unwatch_unread(self)
         self._endpoint.slow_clients.unwatch_receiver(self)
         self._endpoint.open.forget(self)

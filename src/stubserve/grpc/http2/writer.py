@@ -99,7 +99,7 @@ class FrameWriter:
         self.flush()
         self._transport.close()
 
-    def lose(self) -> None:
+    def abort(self) -> None:
         self._lost = True
         self._out.clear()
 

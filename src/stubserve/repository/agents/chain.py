@@ -72,7 +72,7 @@ class Agents:
             try:
                 return read(chain.load(folder, agents))
             except BaseException:
-                chain.tell("load_fail")
+                chain.call_hook("load_fail")
                 raise
 
         return await in_daemon_thread(ask), chain
@@ -127,7 +127,7 @@ class Chain:
                 )
         return folder
 
-    def tell(self, hook: str) -> None:
+    def call_hook(self, hook: str) -> None:
         """Calls a hook of all agents; errors are logged. Blocks."""
         for asked in self._asked:
             try:
@@ -137,19 +137,19 @@ class Chain:
 
     async def succeeded(self) -> None:
         self.loaded = True
-        await in_daemon_thread(lambda: self.tell("load_complete"))
+        await in_daemon_thread(lambda: self.call_hook("load_complete"))
 
     async def failed(self) -> None:
-        await in_daemon_thread(lambda: self.tell("load_fail"))
+        await in_daemon_thread(lambda: self.call_hook("load_fail"))
 
     async def unloads(self) -> None:
         if self.loaded:
-            await in_daemon_thread(lambda: self.tell("unload"))
+            await in_daemon_thread(lambda: self.call_hook("unload"))
 
     async def unloaded(self) -> None:
         if self.loaded:
             self.loaded = False
-            await in_daemon_thread(lambda: self.tell("unload_complete"))
+            await in_daemon_thread(lambda: self.call_hook("unload_complete"))
 
 
 # The built-in agent, as in upstream's container: it has parameters `MD5:<file within the model's folder>`.
