@@ -114,7 +114,7 @@ def answer(
     let_go: Callable[[int], None],
 ) -> Tensor:
     """An output of another model, on the GPU that is `wanted` if one is."""
-    memory = devices.found(place, let_go)
+    memory = devices.memory_at(place, let_go)
     memory.is_lease = True
     if wanted is not None and wanted != memory.gpu.number:
         memory = devices.copied(memory, wanted)

@@ -105,7 +105,7 @@ class Blocks:
 
     def new(self, nbytes: int, holder: str) -> DeviceMemory:
         """Raises PoolFull, DriverError. `holder` is what errors call it."""
-        return self._devices.own(self.gpu.number, nbytes, holder)
+        return self._devices.allocate(self.gpu.number, nbytes, holder)
 
     def filled(self, name: str, memory: Any) -> Tuple[int, Any]:
         """The address at which an input's bytes will be, and what has to live until they have been read.

@@ -135,15 +135,15 @@ class Batch:
         if not isinstance(place, OnDevice) or devices is None:
             raise Refusal("input '{}' {}".format(name, "lies in memory of a GPU, of which nobody has told"))
         try:
-            memory = devices.found(place)
+            memory = devices.memory_at(place)
             if not lent:
                 return memory
-            at_home = devices.at_home(memory)
+            here = devices.on_instance_gpu(memory)
         except ValueError as wrong:
             raise Refusal("input '{}' {}".format(name, wrong)) from None
-        if at_home is memory:
+        if here is memory:
             self._inputs.append((memory.address, memory.nbytes, memory.offset))
-        return at_home
+        return here
 
     def watch(self, offset: int, reference: "Optional[weakref.ref[Any]]") -> None:
         """`reference` dies with the last view of the input at `offset`; None if no view is left."""
@@ -277,5 +277,5 @@ class Batch:
     def _copied(self, name: str, place: Lent) -> Place:
         devices = self._channel.devices
         if place.offset >= DEVICE_BASE and devices is not None:
-            return devices.put(devices.found(OnDevice(place.offset, place.nbytes)), "output '{}'".format(name))
+            return devices.put(devices.memory_at(OnDevice(place.offset, place.nbytes)), "output '{}'".format(name))
         return self._channel.place(self._channel.arena.view(place.offset, place.nbytes))

@@ -162,7 +162,7 @@ class Devices:
 
     # Memory that the stub was given
 
-    def found(self, place: OnDevice, let_go: Optional[Callable[[int], None]] = None) -> DeviceMemory:
+    def memory_at(self, place: OnDevice, let_go: Optional[Callable[[int], None]] = None) -> DeviceMemory:
         """The memory at a place. Raises ValueError for one that the stub was not given, and DriverError."""
         number, at = divmod(place.offset - DEVICE_BASE, POOL_SPAN)
         with self._guard:
@@ -178,7 +178,7 @@ class Devices:
                 address = window.address(at, place.nbytes)
         return DeviceMemory(gpu, address, place.nbytes, place.offset, bool(place.shared), None, let_go)
 
-    def at_home(self, memory: DeviceMemory) -> DeviceMemory:
+    def on_instance_gpu(self, memory: DeviceMemory) -> DeviceMemory:
         """The memory, or a copy of it on the GPU of the instance if it lies on another one."""
         if self.home is None or memory.gpu.number == self.home:
             return memory
@@ -190,13 +190,13 @@ class Devices:
     def copied(self, memory: DeviceMemory, number: int) -> DeviceMemory:
         """A copy on a GPU that is the model's own. Raises PoolFull, DriverError."""
         memory.wait()
-        copy = self.own(number, memory.nbytes, "a copy for its model")
+        copy = self.allocate(number, memory.nbytes, "a copy for its model")
         copy.gpu.fill(copy.address, memory.address, memory.nbytes, memory.gpu)
         return copy
 
     def uploaded(self, host: Any, number: int) -> DeviceMemory:
         """A copy of bytes of the host on a GPU that is the model's own. Raises PoolFull, DriverError."""
-        copy = self.own(number, len(host), "a copy for its model")
+        copy = self.allocate(number, len(host), "a copy for its model")
         if copy.nbytes:
             copy.gpu.fill_from_host(copy.address, address_of(host), copy.nbytes)
         return copy
@@ -223,7 +223,7 @@ class Devices:
             raise
         return OnDevice(offset, memory.nbytes)
 
-    def own(self, number: int, nbytes: int, holder: str) -> DeviceMemory:
+    def allocate(self, number: int, nbytes: int, holder: str) -> DeviceMemory:
         """New memory on a GPU that is the stub's alone, as long as this lives. Raises PoolFull, DriverError.
 
         `holder` is what errors call it.
