@@ -98,8 +98,8 @@ class StubWork:
         answers = AnswerRing(ring, outputs, memory, self._on_broken_ring)
         self.calls = StubCalls(self, models, outputs, answers, requests.tensors)
         self._handlers = messages.handlers_of_parent(self, self.calls)
-        # Groups of responses that have been passed on, which the stub is still to be told
-        self._passed_on: list[Key] = []
+        # Groups of responses that have been delivered, which the stub is still to be told
+        self._delivered: list[Key] = []
         # How many batches the stub has got so far, and when it had executed the last one
         self.batches = 0
         self._free_ns = 0
@@ -298,7 +298,7 @@ class StubWork:
             # Sent in an empty slot, or while the request was being answered in another way.
             drop_blocks(read.outputs)
             if flags & messages.ACKNOWLEDGE:
-                self._pass_on(key)
+                self._on_delivered(key)
             return
         if held:
             hold_inputs((*request.inputs, *self._requests.extras(key)), held, self._outputs)
@@ -308,7 +308,7 @@ class StubWork:
         if flags & messages.ACKNOWLEDGE:
             had = self._requests.batches.get(batch)
             running = () if had is None else had.work.requests
-            self.owner.when_delivered(request, functools.partial(self._pass_on, key), running)
+            self.owner.when_delivered(request, functools.partial(self._on_delivered, key), running)
         if final and self.full:
             self._look_whether_full()
             if not self.full:
@@ -322,14 +322,14 @@ class StubWork:
     def on_released(self, offsets: Sequence[int]) -> None:
         self._outputs.release(offsets)
 
-    def _pass_on(self, key: Key) -> None:
-        """A group of responses has been passed on; the stub is told with others of this turn of the event loop."""
-        if not self._passed_on:
+    def _on_delivered(self, key: Key) -> None:
+        """A group of responses has been delivered; the stub is told with others of this turn of the event loop."""
+        if not self._delivered:
             self._loop.call_soon(self._acknowledge)
-        self._passed_on.append(key)
+        self._delivered.append(key)
 
     def _acknowledge(self) -> None:
-        groups, self._passed_on = self._passed_on, []
+        groups, self._delivered = self._delivered, []
         frees = self._outputs.take_frees()
         if groups or frees:
             self._process.send("acknowledge", groups=groups, frees=frees)
