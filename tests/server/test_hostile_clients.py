@@ -21,8 +21,9 @@ import pytest
 from stubserve.grpc.http2 import frames
 from tests.real_server import PATIENCE_S, Serving, binary_output, binary_request, io_config, write_model
 from tests.server.http2_client import Raw, data
+from tools.bench.http2_client import INFER
 from tools.siege.fort import Watch
-from tools.siege.grpc_attacks import INFER, message
+from tools.siege.grpc_attacks import message
 
 MIB = 1 << 20
 

@@ -21,9 +21,8 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tools.bench.http2_client import SETTINGS, frame
+from tools.bench.http2_client import PREFACE, SETTINGS, frame
 from tools.bench.processes import rss_anon
-from tools.siege.attack import GRPC_PREFACE
 
 from ..real_server import PATIENCE_S, Serving, binary_request, eventually, write_model
 
@@ -274,7 +273,7 @@ def test_the_server_ends_while_a_handshake_hangs(repository: Path, certificates:
 def test_the_server_ends_while_clients_keep_their_connections(repository: Path, certificates: Certificates) -> None:
     """They read nothing, so none of them answers the last word of TLS, for which uvloop would wait 30 s."""
     request = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
-    preface = GRPC_PREFACE + frame(SETTINGS, 0, 0)
+    preface = PREFACE + frame(SETTINGS, 0, 0)
     with Serving(repository, *certificates.flags, *certificates.grpc_flags) as server, contextlib.ExitStack() as stack:
         for port, begins in ((server.port, request), (server.metrics_port, request), (server.grpc_port, preface)):
             context = certificates.client()

@@ -20,6 +20,8 @@ from hpack import Decoder
 
 from .wrk import LoadError
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+INFER = "/inference.GRPCInferenceService/ModelInfer"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 4, 5
@@ -57,6 +59,14 @@ def header_blocks(path: str, metadata: Sequence[tuple[str, str]] = ()) -> tuple[
     first = b"".join(b"\x40%c%b%c%b" % (len(name), name, len(value), value) for name, value in names)
     # The newest entry of the table is number 62.
     return static + first, static + bytes(0x80 | (61 + age) for age in range(len(names), 0, -1))
+
+
+def call(
+    stream: int, data: bytes = b"", ends: bool = False, path: str = INFER, metadata: Sequence[tuple[str, str]] = ()
+) -> bytes:
+    """The frames that open a stream and send the beginning of its data."""
+    headers = frame(HEADERS, END_HEADERS, stream, header_blocks(path, metadata)[0])
+    return headers + frame(DATA, END_STREAM if ends else 0, stream, data) if data or ends else headers
 
 
 class GrpcConnection:
@@ -97,7 +107,7 @@ class GrpcConnection:
         self._max_frame = 16_384
         greeting = SETTING.pack(INITIAL_WINDOW_SIZE, LARGEST_WINDOW) + SETTING.pack(MAX_FRAME_SIZE, LARGEST_FRAME)
         self._out: list[Any] = [
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, greeting),
+            PREFACE + frame(SETTINGS, 0, 0, greeting),
             frame(WINDOW_UPDATE, 0, 0, UINT32.pack(LARGEST_WINDOW - 65_535)),
         ]
         # Receiving: an incomplete frame; what is left of a DATA frame and of a message; a message's incomplete prefix

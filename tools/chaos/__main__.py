@@ -189,7 +189,7 @@ def live(scene: Scene, clients: list[Client], number: int, life_s: float) -> Lif
     life = Life(end.name)
     with Server(program, start.repository, folder / f"{mark}.log") as server:
         process = psutil.Process(server.pid)
-        world.http_port, world.grpc_port, world.metrics_port = server.http_port, server.grpc_port, server.metrics_port
+        world.serve(server)
         scene.started()
         world.generation += 1
         # The first part warms up what the rest finds warm.

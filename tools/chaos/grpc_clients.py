@@ -12,9 +12,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tools.bench.http2_client import PING, RST_STREAM, SETTINGS, UINT32, frame
-from tools.siege.attack import GRPC_PREFACE
-from tools.siege.grpc_attacks import call
+from tools.bench.http2_client import PING, PREFACE, RST_STREAM, SETTINGS, UINT32, call, frame
 
 from .http_clients import SIZES
 from .world import ANSWER_WITHIN_S, HOST, Client, Refused, Steps, World, Wrong
@@ -30,6 +28,7 @@ class GrpcClient(Client):
     """A channel of its own, made anew after every failure: grpcio waits ever longer before it connects again."""
 
     keeps_deadlines = True
+    sizes: tuple[int, ...] = SIZES
 
     def __init__(self, world: World, seed: int) -> None:
         super().__init__(world, seed)
@@ -56,10 +55,10 @@ class GrpcClient(Client):
     @property
     def options(self) -> dict[str, Any]:
         """What each call is given beside its request."""
-        return {"timeout": ANSWER_WITHIN_S, "metadata": self.world.metadata}
+        return {"timeout": self.world.answer_within_s, "metadata": self.world.metadata}
 
     def tensor(self) -> np.ndarray:
-        return np.full((1, self.random.choice(SIZES)), self.random.randrange(1 << 20), np.float32)
+        return np.full((1, self.random.choice(self.sizes)), self.random.randrange(1 << 20), np.float32)
 
     def ask(self) -> None:
         try:
@@ -77,10 +76,16 @@ class GrpcClient(Client):
         raise NotImplementedError
 
 
+def asking(model: str, name: str, array: np.ndarray, id: str = "") -> Any:
+    """A request with one input, of FP32 or INT32."""
+    request = service_pb2.ModelInferRequest(model_name=model, id=id)
+    request.inputs.add(name=name, datatype="FP32" if array.dtype == np.float32 else "INT32", shape=array.shape)
+    request.raw_input_contents.append(array.tobytes())
+    return request
+
+
 def counting(n: int, model: str = "counts") -> Any:
-    request = service_pb2.ModelInferRequest(model_name=model, id=str(n))
-    request.inputs.add(name="N", datatype="INT32", shape=[1])
-    request.raw_input_contents.append(n.to_bytes(4, "little"))
+    request = asking(model, "N", np.array([n], np.int32), str(n))
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     return request
 
@@ -89,13 +94,11 @@ class Unary(GrpcClient):
     """What `model` answers is `factor` times the tensor and `more`."""
 
     model, factor, more = "works", 2.0, 1.0
+    input_name = "X"
 
     def call(self) -> None:
         x = self.tensor()
-        request = service_pb2.ModelInferRequest(model_name=self.model, id=self.name)
-        request.inputs.add(name="X", datatype="FP32", shape=x.shape)
-        request.raw_input_contents.append(x.tobytes())
-        answer = self.stub.ModelInfer(request, **self.options)
+        answer = self.stub.ModelInfer(asking(self.model, self.input_name, x, self.name), **self.options)
         y = np.frombuffer(answer.raw_output_contents[0], np.float32)
         if not np.array_equal(y, self.factor * x[0] + self.more) or answer.id != self.name:
             raise Wrong(f"{self.model}({x[0, 0]:.0f} x {x.size}) = {y[:3]} x {y.size}")
@@ -160,9 +163,7 @@ class UnarySums(GrpcClient):
 
     def step(self) -> Any:
         value, begins, ends = self.steps.next()
-        request = service_pb2.ModelInferRequest(model_name=self.model)
-        request.inputs.add(name="X", datatype="INT32", shape=[1, 1])
-        request.raw_input_contents.append(value.to_bytes(4, "little"))
+        request = asking(self.model, "X", np.array([[value]], np.int32))
         for name, given in self.steps.parameters(begins, ends).items():
             field = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(given)]
             setattr(request.parameters[name], field, given)
@@ -223,7 +224,7 @@ class Cancelling(Client):
         messages = [request.SerializeToString() for request in self.requests()]
         data = b"".join(b"\0" + UINT32.pack(len(message)) + message for message in messages)
         with self.world.connect(self.world.grpc_port, "h2") as connection:
-            connection.sendall(GRPC_PREFACE + frame(SETTINGS, 0, 0))
+            connection.sendall(PREFACE + frame(SETTINGS, 0, 0))
             connection.sendall(call(1, data, self.random.random() < 0.5, STREAM_INFER, self.metadata))
             wanted = self.random.choice([100, 1000, 20_000])
             # A stream that is refused brings less.

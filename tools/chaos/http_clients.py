@@ -7,16 +7,19 @@ import http.client
 import json
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from .world import Client, Refused, Steps, World, Wrong
 
-SIZES = [1, 16, 500, 20_000, 300_000]
+SIZES = (1, 16, 500, 20_000, 300_000)
 
 
 class HttpClient(Client):
-    """One connection that stays, as far as the server lets it."""
+    """One connection that stays, as far as the server lets it. Its tensors have one of these `sizes`."""
+
+    sizes: tuple[int, ...] = SIZES
 
     def __init__(self, world: World, seed: int) -> None:
         super().__init__(world, seed)
@@ -32,7 +35,7 @@ class HttpClient(Client):
         return self.world.http_port
 
     def tensor(self) -> np.ndarray:
-        x = np.full((1, self.random.choice(SIZES)), self.random.randrange(1 << 20), np.float32)
+        x = np.full((1, self.random.choice(self.sizes)), self.random.randrange(1 << 20), np.float32)
         x[0, -1] = self.random.randrange(1 << 20)
         return x
 
@@ -58,6 +61,12 @@ class HttpClient(Client):
             raise ConnectionError(f"{error!r}") from error
         return response
 
+    def infer(self, model: str, name: str, datatype: str, data: list[Any], **members: Any) -> Any:
+        """The answer to one row of JSON. Raises as `post`."""
+        tensor = {"name": name, "datatype": datatype, "shape": [1, len(data)], "data": data}
+        body = json.dumps({"inputs": [tensor], **members}).encode()
+        return json.loads(read(self.post(f"/v2/models/{model}/infer", body)))
+
 
 def reason(body: bytes) -> str:
     """The words of an error, which before the first event of a stream may be an event themselves."""
@@ -65,6 +74,21 @@ def reason(body: bytes) -> str:
         return str(json.loads(body.removeprefix(b"data: "))["error"])
     except (ValueError, KeyError):
         raise Wrong(f"an error without words: {body[:200]!r}") from None
+
+
+def json_events(body: bytes) -> list[dict[str, Any]]:
+    """The events of a stream, without the one that ends OpenAI's."""
+    try:
+        events = (event.removeprefix(b"data: ") for event in body.split(b"\n\n") if event)
+        return [json.loads(event) for event in events if event != b"[DONE]"]
+    except ValueError:
+        raise Wrong(f"no events: ... {body[-200:]!r}") from None
+
+
+def require_success(events: list[dict[str, Any]]) -> None:
+    """Raises Refused if a stream ended with an error."""
+    if events and "error" in events[-1]:
+        raise Refused(f"in a stream: {events[-1]['error']}")
 
 
 def read(response: http.client.HTTPResponse) -> bytes:
@@ -78,11 +102,13 @@ class Binary(HttpClient):
     """Tensors behind JSON. What `model` answers is `factor` times the tensor and `more`."""
 
     model, factor, more = "works", 2.0, 1.0
+    input_name = "X"
 
     def request(self) -> tuple[np.ndarray, bytes, dict[str, str]]:
         x = self.tensor()
         data = x.tobytes()
-        tensor = {"name": "X", "datatype": "FP32", "shape": x.shape, "parameters": {"binary_data_size": len(data)}}
+        tensor = {"name": self.input_name, "datatype": "FP32", "shape": x.shape}
+        tensor["parameters"] = {"binary_data_size": len(data)}
         text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
         return x, text + data, {"Inference-Header-Content-Length": str(len(text))}
 
@@ -116,8 +142,7 @@ class Forks(Binary):
 class Json(HttpClient):
     def ask(self) -> None:
         x = [self.random.randrange(1 << 20) for _ in range(self.random.choice([1, 8, 2000]))]
-        document = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, len(x)], "data": x}], "id": self.name}
-        answer = json.loads(read(self.post("/v2/models/works/infer", json.dumps(document).encode())))
+        answer = self.infer("works", "X", "FP32", x, id=self.name)
         if answer["outputs"][0]["data"] != [2 * value + 1 for value in x] or answer["id"] != self.name:
             raise Wrong(f"works({x[:3]} x {len(x)}) = {str(answer)[:200]}")
 
@@ -133,9 +158,7 @@ class Sums(HttpClient):
 
     def ask(self) -> None:
         value, begins, ends = self.steps.next()
-        tensor = {"name": "X", "datatype": "INT32", "shape": [1, 1], "data": [value]}
-        document = {"inputs": [tensor], "parameters": self.steps.parameters(begins, ends)}
-        answer = json.loads(read(self.post(f"/v2/models/{self.model}/infer", json.dumps(document).encode())))
+        answer = self.infer(self.model, "X", "INT32", [value], parameters=self.steps.parameters(begins, ends))
         self.steps.check(answer["outputs"][0]["data"][0])
 
 
@@ -153,16 +176,11 @@ class Events(HttpClient):
     def ask(self) -> None:
         n = self.random.choice([1, 5, 300])
         response = self.post(f"/v2/models/{self.model}/generate_stream", json.dumps({"N": n}).encode())
-        body = read(response)
-        try:
-            events = [json.loads(event.removeprefix(b"data: ")) for event in body.split(b"\n\n") if event]
-        except ValueError:
-            raise Wrong(f"{self.model}({n}): no events: ... {body[-200:]!r}") from None
+        events = json_events(read(response))
         values = [self.factor * event["Y"] for event in events if "Y" in event]
         if values != list(range(n, n - len(values), -1)):
             raise Wrong(f"{self.model}({n}) = {values[:10]} x {len(values)}")
-        if "error" in (events[-1] if events else {}):
-            raise Refused(f"in a stream: {events[-1]['error']}")
+        require_success(events)
         if len(values) != n:
             raise Wrong(f"{self.model}({n}) ended after {len(values)} without an error")
 

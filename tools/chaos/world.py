@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.bench.servers import Server
+
 HOST = "127.0.0.1"
-# A request that takes longer hangs.
 ANSWER_WITHIN_S = 30.0
 STANDS_STILL_S = 3.0
 # Faults that are told when they happen; all of them are told in the end.
@@ -58,6 +59,8 @@ class World:
     http_port: int = 0
     grpc_port: int = 0
     metrics_port: int = 0
+    # A request that takes longer hangs.
+    answer_within_s: float = ANSWER_WITHIN_S
     # Of a front before the server and a neighbour, and the neighbour's; 0 without one
     front_port: int = 0
     neighbour_port: int = 0
@@ -78,13 +81,18 @@ class World:
     stood_still: float = float("-inf")
     seen: float = field(default_factory=time.monotonic)
 
+    def serve(self, server: Server) -> None:
+        """Has the clients ask this server from now on."""
+        self.http_port, self.grpc_port, self.metrics_port = server.http_port, server.grpc_port, server.metrics_port
+
     def fault(self, text: str) -> None:
         self.faults.append(f"{time.strftime('%H:%M:%S')} {text}")
         if len(self.faults) <= MOST_AT_ONCE:
             print(f"fault: {self.faults[-1]}", file=sys.stderr, flush=True)
 
-    def http(self, port: int = 0, timeout: float = ANSWER_WITHIN_S) -> http.client.HTTPConnection:
+    def http(self, port: int = 0, timeout: float = 0) -> http.client.HTTPConnection:
         """A connection to the port of HTTP, or to another that speaks it."""
+        timeout = timeout or self.answer_within_s
         if self.trust is not None:
             return http.client.HTTPSConnection(HOST, port or self.http_port, timeout=timeout, context=self.trust)
         return http.client.HTTPConnection(HOST, port or self.http_port, timeout=timeout)

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-GRPC_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 ATTEMPT_TIMEOUT_S = 30
 PAUSE_S = 0.02
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import psutil
 
 from tools.bench import payloads, servers
-from tools.bench.payloads import JSON_LENGTH_HEADER, Payload
+from tools.bench.payloads import Payload, WrongAnswerError
 from tools.bench.servers import Server, ServerError
 
 from .models import NAMES
@@ -132,16 +132,8 @@ def _more(before: dict[int, str], now: dict[int, str]) -> list[str]:
 
 
 def _answered(port: int, payload: Payload) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WHOLE_WITHIN_S)
     try:
-        connection.request("POST", payload.path, payload.body, payload.headers)
-        response = connection.getresponse()
-        body = response.read()
-        if response.status != 200:
-            return False
-        payload.check(body, response.headers[JSON_LENGTH_HEADER])
-    except (OSError, http.client.HTTPException):
+        payloads.send(port, payload)
+    except (OSError, http.client.HTTPException, WrongAnswerError):
         return False
-    finally:
-        connection.close()
     return True

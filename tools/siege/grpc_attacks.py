@@ -7,7 +7,7 @@ import gzip
 import itertools
 import random
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,22 +19,24 @@ from tools.bench.http2_client import (
     END_HEADERS,
     END_STREAM,
     HEADERS,
+    INFER,
     INITIAL_WINDOW_SIZE,
     LARGEST_WINDOW,
     PING,
+    PREFACE,
     RST_STREAM,
     SETTING,
     SETTINGS,
     UINT32,
     WINDOW_UPDATE,
+    call,
     frame,
     header_blocks,
 )
 
-from .attack import ATTEMPT_TIMEOUT_S, GRPC_PREFACE, Target, read_away, reset
+from .attack import ATTEMPT_TIMEOUT_S, Target, read_away, reset
 from .http_attacks import BOMB_BYTES, TRICKLE_S
 
-INFER = "/inference.GRPCInferenceService/ModelInfer"
 CONTINUATION = 9
 # By stream: where the first are refused the last may fit.
 CLAIMS = dict(zip(range(1, 40, 2), [20_000_000] * 13 + [2_000_000] * 4 + [200_000] * 3, strict=True))
@@ -60,16 +62,8 @@ def opened(target: Target) -> Iterator[socket.socket]:
     with target.grpc() as connection:
         greeting = frame(SETTINGS, 0, 0, SETTING.pack(INITIAL_WINDOW_SIZE, LARGEST_WINDOW))
         widened = frame(WINDOW_UPDATE, 0, 0, UINT32.pack(LARGEST_WINDOW - 65_535))
-        connection.sendall(GRPC_PREFACE + greeting + widened)
+        connection.sendall(PREFACE + greeting + widened)
         yield connection
-
-
-def call(
-    stream: int, data: bytes = b"", ends: bool = False, path: str = INFER, metadata: Sequence[tuple[str, str]] = ()
-) -> bytes:
-    """The frames that open a stream and send the beginning of its data."""
-    headers = frame(HEADERS, END_HEADERS, stream, header_blocks(path, metadata)[0])
-    return headers + frame(DATA, END_STREAM if ends else 0, stream, data) if data or ends else headers
 
 
 def claims_and_never_sends(target: Target) -> None:

@@ -11,7 +11,9 @@ import random
 import socket
 import zlib
 
-from .attack import ATTEMPT_TIMEOUT_S, GRPC_PREFACE, Target, connect, reset
+from tools.bench.http2_client import PREFACE
+
+from .attack import ATTEMPT_TIMEOUT_S, Target, connect, reset
 
 MIB = 1 << 20
 CLAIMS = [200 * MIB, 60 * MIB, 5 * MIB, MIB // 2]
@@ -190,7 +192,7 @@ def opens_connections(target: Target) -> None:
 def speaks_http2_to_http(target: Target) -> None:
     """A gRPC client on the wrong port."""
     with target.http() as connection:
-        connection.sendall(GRPC_PREFACE + b"\0\0\0\4\0\0\0\0\0")
+        connection.sendall(PREFACE + b"\0\0\0\4\0\0\0\0\0")
         connection.settimeout(0.5)
         while connection.recv(1 << 16):
             pass

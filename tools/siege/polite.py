@@ -8,25 +8,19 @@ what is due every 10 is not seen to fall behind by minutes: other clients would 
 
 from __future__ import annotations
 
-import http.client
 import threading
 import time
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-import grpc
+import numpy as np
 
-from tools.bench import payloads
-from tools.bench.payloads import JSON_LENGTH_HEADER, WrongAnswerError
-
-from .grpc_attacks import INFER, message
+from tools.chaos.grpc_clients import Unary
+from tools.chaos.http_clients import Binary, HttpClient, read
+from tools.chaos.world import Client, Refused, World, Wrong
 
 SMALL_TIMEOUT_S = 5.0
 LARGE_TIMEOUT_S = 20.0
-
-
-class Refused(Exception):
-    """An answer that is an error."""
 
 
 @dataclass
@@ -57,21 +51,50 @@ class Record:
         return sum(self.failures.values())
 
 
-class Polite(ABC, threading.Thread):
-    """Asks every `every_s` seconds until `stop` is set."""
+class Small(Binary):
+    """16 floats on a connection that stays. The request is made once: what that takes is not the server's."""
 
-    every_s = 0.01
+    model, factor, more, input_name = "small", 1.0, 0.0, "INPUT0"
+    sizes = (16,)
+    _made: tuple[np.ndarray, bytes, dict[str, str]] | None = None
 
-    def __init__(self, http_port: int, grpc_port: int, stop: threading.Event) -> None:
-        super().__init__(daemon=True)
-        self.http_port = http_port
-        self.grpc_port = grpc_port
-        self.record = Record()
-        self._stop_asking = stop
+    def request(self) -> tuple[np.ndarray, bytes, dict[str, str]]:
+        if self._made is None:
+            self._made = super().request()
+        return self._made
 
-    @abstractmethod
+
+class Large(Small):
+    """4 MiB, again and again."""
+
+    model = "large"
+    sizes = (1 << 20,)
+
+
+class SmallGrpc(Unary):
+    """Two floats over gRPC."""
+
+    model, factor, more, input_name = "small", 1.0, 0.0, "INPUT0"
+    sizes = (2,)
+
+
+class Health(HttpClient):
+    """A probe, which has a new connection each time as those of orchestrators have."""
+
     def ask(self) -> None:
-        """One request. Raises OSError, HTTPException, RpcError or Refused where it fails, WrongAnswerError."""
+        self.hang_up()
+        read(self.post("/v2/health/ready", None, method="GET"))
+
+
+class Polite(threading.Thread):
+    """Has a client ask every `every_s` seconds until `stop` is set."""
+
+    def __init__(self, client: Client, every_s: float, stop: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.record = Record()
+        self._client = client
+        self._every_s = every_s
+        self._stop_asking = stop
 
     def run(self) -> None:
         record = self.record
@@ -80,108 +103,45 @@ class Polite(ABC, threading.Thread):
         while not self._stop_asking.is_set():
             began = time.monotonic()
             try:
-                self.ask()
+                self._client.ask()
                 if refused_since is not None:
                     record.longest_refused_s = max(record.longest_refused_s, time.monotonic() - refused_since)
                     refused_since = None
-            except WrongAnswerError:
+            except Wrong:
                 record.wrong += 1
-            except (OSError, http.client.HTTPException, grpc.RpcError, Refused) as error:
-                text = str(error.code()) if isinstance(error, grpc.Call) else f"{type(error).__name__}: {error}"[:150]
+            except (OSError, Refused) as error:
+                text = f"{type(error).__name__}: {error}"[:150]
                 record.failures[text] = record.failures.get(text, 0) + 1
                 refused_since = began if refused_since is None else refused_since
-                self.hang_up()
+                self._client.hang_up()
             now = time.monotonic()
             record.asked += 1
             while due <= now:
                 record.times_ms.append((now - due) * 1000)
-                due += self.every_s
+                due += self._every_s
             self._stop_asking.wait(due - now)
         if refused_since is not None:
             record.longest_refused_s = max(record.longest_refused_s, time.monotonic() - refused_since)
-        self.hang_up()
-
-    def hang_up(self) -> None:
-        """Closes what is open, after a failure and at the end."""
-
-
-class Small(Polite):
-    """16 floats on a connection that stays."""
-
-    model, count, timeout_s = "small", 16, SMALL_TIMEOUT_S
-
-    def __init__(self, *ports_and_stop: object) -> None:
-        super().__init__(*ports_and_stop)  # type: ignore[arg-type]
-        self._payload = payloads.numbers(self.model, self.count)
-        self._connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=self.timeout_s)
-
-    def ask(self) -> None:
-        self._connection.request("POST", self._payload.path, self._payload.body, self._payload.headers)
-        response = self._connection.getresponse()
-        body = response.read()
-        if response.status != 200:
-            raise Refused(f"{response.status} {body[:120]!r}")
-        self._payload.check(body, response.headers[JSON_LENGTH_HEADER])
-
-    def hang_up(self) -> None:
-        self._connection.close()
-
-
-class Large(Small):
-    """4 MiB, again and again."""
-
-    model, count, timeout_s = "large", 1 << 20, LARGE_TIMEOUT_S
-    every_s = 0.05
-
-
-class SmallGrpc(Polite):
-    """Two floats over gRPC."""
-
-    def __init__(self, *ports_and_stop: object) -> None:
-        super().__init__(*ports_and_stop)  # type: ignore[arg-type]
-        self._message = message("small", id="polite")
-        self._connect()
-
-    def _connect(self) -> None:
-        # grpcio gives channels of one target one connection, unless they are told not to.
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}", options)
-
-    def ask(self) -> None:
-        answer = self._channel.unary_unary(INFER)(self._message, timeout=SMALL_TIMEOUT_S)
-        if b"polite" not in answer or not answer.endswith(bytes(8)):
-            raise WrongAnswerError(f"not what was sent: {answer!r}")
-
-    def hang_up(self) -> None:
-        # grpcio waits ever longer before it connects again, which would be told of the server.
-        self._channel.close()
-        if not self._stop_asking.is_set():
-            self._connect()
-
-
-class Health(Polite):
-    """A probe, which has a new connection each time as those of orchestrators have."""
-
-    every_s = 0.02
-
-    def ask(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=SMALL_TIMEOUT_S)
-        try:
-            connection.request("GET", "/v2/health/ready")
-            status = connection.getresponse().status
-            if status != 200:
-                raise Refused(f"status {status}")
-        finally:
-            connection.close()
+        self._client.hang_up()
 
 
 class Crowd:
     """One of each, together; a context manager. `records` are theirs by name."""
 
+    # The client, how often it asks, and how long it waits for an answer
+    kinds: ClassVar[dict[str, tuple[type[Client], float, float]]] = {
+        "small": (Small, 0.01, SMALL_TIMEOUT_S),
+        "grpc": (SmallGrpc, 0.01, SMALL_TIMEOUT_S),
+        "health": (Health, 0.02, SMALL_TIMEOUT_S),
+        "large": (Large, 0.05, LARGE_TIMEOUT_S),
+    }
+
     def __init__(self, http_port: int, grpc_port: int) -> None:
         self._stop = threading.Event()
-        clients = {"small": Small, "grpc": SmallGrpc, "health": Health, "large": Large}
-        self._clients = {name: kind(http_port, grpc_port, self._stop) for name, kind in clients.items()}
+        self._clients = {
+            name: Polite(kind(World(http_port, grpc_port, answer_within_s=patience_s), 0), every_s, self._stop)
+            for name, (kind, every_s, patience_s) in self.kinds.items()
+        }
 
     @property
     def records(self) -> dict[str, Record]:

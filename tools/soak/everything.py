@@ -57,11 +57,7 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
     threading.Thread(target=world.watch_clock, daemon=True).start()
     try:
         with Server(program, start.repository, folder / "server.log") as server:
-            world.http_port, world.grpc_port, world.metrics_port = (
-                server.http_port,
-                server.grpc_port,
-                server.metrics_port,
-            )
+            world.serve(server)
             world.generation += 1
             world.go.set()
             for client in crowd:

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from ..grpc_clients import Cancelling, GrpcClient, Unary
+from ..grpc_clients import Cancelling, GrpcClient, Unary, asking
 from ..http_clients import Binary, HttpClient, Vanishing, read
 from ..world import ANSWER_WITHIN_S, Refused, World, Wrong
 from .tokens import FORGOTTEN_WITHIN_S, GUEST
@@ -59,9 +59,7 @@ class Late(HttpClient):
     def ask(self) -> None:
         x = [self.random.randrange(1 << 20) for _ in range(self.random.choice([1, 2000]))]
         parameters = {"priority": self.random.choice([1, 2]), "timeout": self.random.choice([1000, 30_000, 1_000_000])}
-        tensor = {"name": "X", "datatype": "FP32", "shape": [1, len(x)], "data": x}
-        document = {"inputs": [tensor], "parameters": parameters}
-        answer = json.loads(read(self.post("/v2/models/late/infer", json.dumps(document).encode())))
+        answer = self.infer("late", "X", "FP32", x, parameters=parameters)
         if answer["outputs"][0]["data"] != [5 * value for value in x]:
             raise Wrong(f"late({x[:3]} x {len(x)}) = {str(answer)[:200]}")
 
@@ -72,8 +70,7 @@ class Texts(HttpClient):
     def ask(self) -> None:
         size = self.random.choice([0, 1, 50, 20_000])
         texts = [f"{self.name} {self.random.random()} {'ä' * size}" for _ in range(self.random.choice([1, 8]))]
-        document = {"inputs": [{"name": "INPUT0", "datatype": "BYTES", "shape": [1, len(texts)], "data": texts}]}
-        answer = json.loads(read(self.post("/v2/models/echo/infer", json.dumps(document).encode())))
+        answer = self.infer("echo", "INPUT0", "BYTES", texts)
         if answer["outputs"][0]["data"] != texts:
             raise Wrong(f"echo({texts[0][:50]!r}, ...) = {str(answer)[:200]}")
 
@@ -96,9 +93,7 @@ class Cached(HttpClient):
 
     def answered(self, x: np.ndarray) -> int:
         """The turn of the model that has answered. Raises Wrong."""
-        tensor = {"name": "X", "datatype": "FP32", "shape": x.shape, "data": x.ravel().tolist()}
-        body = json.dumps({"inputs": [tensor]}).encode()
-        outputs = json.loads(read(self.post("/v2/models/cached/infer", body)))["outputs"]
+        outputs = self.infer("cached", "X", "FP32", x[0].tolist())["outputs"]
         values = {output["name"]: output["data"] for output in outputs}
         if values["Y"] != (3 * x[0] + 1).tolist():
             raise Wrong(f"cached({x[0, 0]} x {x.size}) = {values['Y'][:3]}")
@@ -149,10 +144,7 @@ class CancellingTwins(Together, Cancelling):
 
     def requests(self) -> list[Any]:
         x = self.tensor()
-        request = service_pb2.ModelInferRequest(model_name=self.random.choice(["moody", "twins"]))
-        request.inputs.add(name="X", datatype="FP32", shape=x.shape)
-        request.raw_input_contents.append(x.tobytes())
-        return [request] * 2
+        return [asking(self.random.choice(["moody", "twins"]), "X", x)] * 2
 
 
 class Released(HttpClient):
@@ -173,9 +165,7 @@ class Released(HttpClient):
         began = len(server.history)
         model = self.random.choice(["released", "flow"])
         x = np.full((1, self.random.choice([1, 3000])), self.random.randrange(20), np.float32)
-        tensor = {"name": "X", "datatype": "FP32", "shape": x.shape, "data": x.ravel().tolist()}
-        body = json.dumps({"inputs": [tensor]}).encode()
-        y = np.array(json.loads(read(self.post(f"/v2/models/{model}/infer", body)))["outputs"][0]["data"])
+        y = np.array(self.infer(model, "X", "FP32", x[0].tolist())["outputs"][0]["data"])
         due = server.since(began)
         if not any(np.array_equal(y, 10 * x[0] + release) for release in due):
             which = "the neighbour" if server.port else "the server"
@@ -187,9 +177,7 @@ class UnaryCached(GrpcClient):
 
     def call(self) -> None:
         x = np.full((1, self.random.choice([1, 3000])), self.random.randrange(20), np.float32)
-        request = service_pb2.ModelInferRequest(model_name="cached")
-        request.inputs.add(name="X", datatype="FP32", shape=x.shape)
-        request.raw_input_contents.append(x.tobytes())
+        request = asking("cached", "X", x)
         request.outputs.add(name="Y")
         answer = self.stub.ModelInfer(request, **self.options)
         y = np.frombuffer(answer.raw_output_contents[0], np.float32)

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from ..grpc_clients import Unary
-from ..http_clients import Binary, HttpClient, Sums, Vanishing, read
+from ..http_clients import Binary, HttpClient, Sums, Vanishing, json_events, read, require_success
 from ..world import ANSWER_WITHIN_S, HOST, Refused, World, Wrong
 from .stranger import FRAMES
 
@@ -80,10 +80,8 @@ class Sources(HttpClient):
 def follow(client: HttpClient, source: str) -> list[dict[str, Any]]:
     """The events of a source. Raises Refused if it ends with an error."""
     body = json.dumps({"SOURCE": source, "EVENT": True}).encode()
-    text = read(client.post("/v2/models/video/generate_stream", body))
-    events = [json.loads(event.removeprefix(b"data: ")) for event in text.split(b"\n\n") if event]
-    if events and "error" in events[-1]:
-        raise Refused(f"in a stream: {events[-1]['error']}")
+    events = json_events(read(client.post("/v2/models/video/generate_stream", body)))
+    require_success(events)
     return events
 
 
@@ -117,14 +115,9 @@ def completed(client: HttpClient, body: dict[str, Any]) -> str:
     answer = read(client.post("/v1/completions", json.dumps(body).encode()))
     if not body.get("stream"):
         return str(json.loads(answer)["choices"][0]["text"])
-    said = ""
-    for event in answer.split(b"\n\n"):
-        if event and event != b"data: [DONE]":
-            document = json.loads(event.removeprefix(b"data: "))
-            if "error" in document:
-                raise Refused(f"in a stream: {document['error']}")
-            said += document["choices"][0]["text"]
-    return said
+    events = json_events(answer)
+    require_success(events)
+    return "".join(event["choices"][0]["text"] for event in events)
 
 
 MEMBERS: dict[str, Any] = {
@@ -162,9 +155,7 @@ class Poison(HttpClient):
     pause_s = 0.3
 
     def ask(self) -> None:
-        tensor = {"name": "X", "datatype": "FP32", "shape": [1, 1], "data": [-1]}
-        answer = read(self.post("/v2/models/poisoned/infer", json.dumps({"inputs": [tensor]}).encode()))
-        raise Wrong(f"poison was survived: {answer[:200]!r}")
+        raise Wrong(f"poison was survived: {str(self.infer('poisoned', 'X', 'FP32', [-1]))[:200]}")
 
 
 class Healthy(Binary):
