@@ -2,8 +2,8 @@
 
 It is part of the build only where HATCH_BUILD_HOOK_ENABLE_CUSTOM is set, as `make wheel` and `make compiled` set it: a
 compiled wheel fits one Python and one kind of machine. Without it, and where there is no C compiler, the same sources
-run as they are. Which modules are compiled stands in pyproject.toml. The sources go into the wheel as well: they are
-what a traceback shows.
+run as they are. A module that is compiled has the line `MARK`. The sources go into the wheel as well: they are what a
+traceback shows.
 
 There is a plugin for hatchling, hatch-mypyc. It writes its results beside the sources, where they would take the place
 of what is being edited, and moves pyproject.toml away meanwhile; so it is not used.
@@ -25,19 +25,24 @@ OPTIMISATION = os.environ.get("MYPYC_OPT_LEVEL", "2")
 # `make check` wants more of types than a build needs, and packages have other stubs where Python is older.
 LENIENT = ["--allow-any-generics", "--allow-subclassing-any", "--no-warn-return-any", "--no-warn-unused-ignores"]
 
+# Stands alone on a line of each module that is compiled.
+MARK = "# Compiled by mypyc."
+
+
+def marked(folder: Path) -> list[Path]:
+    """The modules of a folder that are compiled."""
+    return sorted(file for file in folder.rglob("*.py") if MARK in file.read_text().splitlines())
+
 
 class CompiledModules(BuildHookInterface[Any]):
     """Adds compiled modules to a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compiles. `modules` of its table in pyproject.toml are patterns of files below `sources`."""
+        """Compiles the modules that are marked so, in the folder `sources` of its table in pyproject.toml."""
         if version == "editable":
             return
-        folder = Path(self.root) / self.config["sources"]
         # Named from the root on, for tracebacks show the names
-        found = {file.relative_to(self.root) for pattern in self.config["modules"] for file in folder.glob(pattern)}
-        files = sorted(map(str, found))
-        assert all(any(folder.glob(pattern)) for pattern in self.config["modules"]), "a pattern has no file any more"
+        files = [str(file.relative_to(self.root)) for file in marked(Path(self.root) / self.config["sources"])]
         self._made = tempfile.TemporaryDirectory(prefix="stubserve-compiled-")
         made = Path(self._made.name)
         _compile(Path(self.root), files, made)

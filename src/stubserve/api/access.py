@@ -11,6 +11,7 @@ A request's credentials decide: all of its headers that some rule needs. Request
 same rights, so credentials that were granted a kind of API are remembered, until the tokens change.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import hmac

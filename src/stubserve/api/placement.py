@@ -5,6 +5,7 @@ message stay in the parent's heap until the answer, and no account counts them. 
 MOST_INLINE bytes of them, beside tensors of SMALL_BYTES or less.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -11,6 +11,7 @@ A client's token is hashed, and its digest compared with all known digests, each
 answer tells nothing about a token. A correct token is remembered for the next request.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import hashlib

@@ -5,6 +5,7 @@ server does not wake up for it. A look compares the file's identity (device and 
 links. So an exchanged link is seen as well; Kubernetes changes mounted secrets in that way.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import os

@@ -1,5 +1,6 @@
 """Memory on its way out: it lives, and is counted, until a socket has taken it; and the socket's buffer is bounded."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

@@ -18,6 +18,7 @@ and without connections never. How much of an answer is unsent is computed only 
 leaves at once costs one entry in a dictionary, every few seconds.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

@@ -14,6 +14,7 @@ wait: it could have the only instance that this one needs. Where a later step wa
 way (through a model that calls it, or another ensemble), the pause is lifted (`instances.deadlock`).
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict

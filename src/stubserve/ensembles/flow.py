@@ -20,6 +20,7 @@ still waits for, so nothing is searched. A turn is forgotten when all readers ha
 as long as the flow (most flows have no other). So a stream of any length takes only the memory of what is under way.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -11,6 +11,7 @@ Statistics are upstream's: a request waits in no queue of the ensemble, its comp
 times, and it counts as one execution, of its own batch size.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

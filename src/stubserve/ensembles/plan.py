@@ -4,6 +4,7 @@ An ensemble is a flow of data between named tensors. A tensor is written once, b
 and read by any number of steps. The outputs of the ensemble also go to the caller.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections import Counter

@@ -13,6 +13,7 @@ has passed it on: after its only response the step does not have it any more.
 when all of it has ended, because until then models may use the request's memory.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import logging

@@ -3,6 +3,7 @@
 A tensor flows together with the facts about its making that the next step needs.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import time

@@ -5,6 +5,7 @@ decoded by numpy (about 10 ns per element). The run comes from a message's own s
 messages, from the bytes as sent (`Elements`).
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Iterator

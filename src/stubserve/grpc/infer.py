@@ -1,5 +1,6 @@
 """One inference request over gRPC, alone or in a stream, from its message to its responses; and ModelInfer."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import time

@@ -12,6 +12,7 @@ reads the description, for its values or its error. Raw contents are copied once
 Ownership: a decoded request holds the block of each tensor that lies in one. When decoding fails nothing is held.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from itertools import islice

@@ -3,6 +3,7 @@
 Outputs are always raw and never copied: the message is a list of buffers, and large outputs are views of their memory.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

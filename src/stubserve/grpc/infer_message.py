@@ -4,6 +4,7 @@ Parameters for sequences, priority, timeout, shared memory and classification ar
 model.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from typing import Any

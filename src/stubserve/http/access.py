@@ -5,6 +5,7 @@ asks with OPTIONS (a preflight), which Starlette's CORSMiddleware answers in the
 so this module makes the headers for its replies.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence

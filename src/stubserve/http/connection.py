@@ -4,6 +4,7 @@
 bytes of another route to uvicorn's own protocol on the same transport (`fallback`).
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,6 @@
 """The server's end of all HTTP connections: what they share."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

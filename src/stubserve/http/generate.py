@@ -5,6 +5,7 @@ to the client takes all that is collected, so a fast model costs a wake-up and a
 When more than PENDING_BYTES wait for a client that reads too slowly, the model has to wait (`Request.pause`).
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

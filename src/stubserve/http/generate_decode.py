@@ -4,6 +4,7 @@ The texts are upstream's. A member "parameters" is an object of the same kind in
 of inference: upstream passes `sequence_id`, `priority` and names of its own on to the model here.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from math import inf, prod

@@ -1,5 +1,6 @@
 """Answers of `generate`: one flat JSON object per response, with the outputs and parameters as members."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import functools

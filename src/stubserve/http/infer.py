@@ -8,6 +8,7 @@ way: `infer_document` reads those. `infer_json` reads the others again, for thei
 Ownership: a decoded request holds the block of each tensor that lies in one. When decoding fails nothing is held.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import re

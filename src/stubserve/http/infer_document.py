@@ -13,6 +13,7 @@ a list, the whole text is that request with those lists.
 Two inputs take 5 µs. Only the forms of replies are remembered, so a request unlike all before costs no more.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from typing import Any

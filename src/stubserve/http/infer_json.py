@@ -1,5 +1,6 @@
 """Reads the JSON of an inference request in upstream's order, and refuses it with upstream's texts."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from math import inf

@@ -1,5 +1,6 @@
 """Raw mode: a body without JSON is the bytes of the model's only input."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from math import prod

@@ -1,5 +1,6 @@
 """HTTP messages: the heads of requests, as httptools parses them, and replies."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import functools

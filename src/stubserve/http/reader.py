@@ -11,6 +11,7 @@ because the answer is known already, or passed on as it came. While a request is
 neither pipelining nor a client that does not read its answers can make the server collect memory.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

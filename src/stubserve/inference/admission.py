@@ -13,6 +13,7 @@ A request that passes leaves with its batch size set and its inputs in the shape
 that a second `admit` is free. A request that fails is left as it was.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

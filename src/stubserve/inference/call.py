@@ -16,6 +16,7 @@ Every way in (HTTP, gRPC, `generate`, a model that calls another) makes a call. 
 A protocol defines how a body becomes a request, and how a response becomes bytes. All the rest is here, once.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import logging

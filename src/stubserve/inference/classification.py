@@ -1,5 +1,6 @@
 """The classification extension: an output as its top classes instead of its numbers."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -4,6 +4,7 @@ A summary's quantiles cover the last minute. They come from counts in buckets th
 % in value. A few hundred counters suffice at any load.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import bisect

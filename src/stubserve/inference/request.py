@@ -1,5 +1,6 @@
 """One inference request, from its arrival to the reply, and the response to it."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import sys

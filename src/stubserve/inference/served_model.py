@@ -4,6 +4,7 @@ Protocols, the registry, metrics, and models that call others use a `ServedModel
 `Waiter` and `BlockingCall` describe which caller waits for which instance (`instances.deadlock`).
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence

@@ -1,5 +1,6 @@
 """The inputs and outputs of a loaded model version, computed once so that each request costs little."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Sequence

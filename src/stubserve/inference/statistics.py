@@ -5,6 +5,7 @@ error. A failed execution counts all its requests as failures, and still as one 
 A request that was answered from the response cache is a success that was not computed.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import time

@@ -5,6 +5,7 @@ that the bytes allow: `strings.of_one_length` for elements of one length, `strin
 else a walk from each element to the next.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from functools import partial

@@ -1,5 +1,6 @@
 """A tensor in the parent: a name, a type, a shape, and where its bytes are."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

@@ -1,5 +1,6 @@
 """Tokens of one language model, and when they come: OpenAI's routes count them, metrics and the page show them."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import time

@@ -14,6 +14,7 @@ their trace.
 Times are CLOCK_MONOTONIC nanoseconds, 0 for events that have not happened.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import itertools

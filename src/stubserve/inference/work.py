@@ -1,5 +1,6 @@
 """Work: the requests that an instance executes at once, which of them may share it, and decisions on it."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Sequence

@@ -8,6 +8,7 @@ is no message raises. In both cases the memory of the parts already read is drop
 never be given back.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import time

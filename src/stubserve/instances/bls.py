@@ -8,6 +8,7 @@ model may write to which memory; here that is only `Span.shared`.
 A call that keeps its instance from finishing its batch is refused if it could never run, see `waiting`.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

@@ -11,6 +11,7 @@ without room differently:
   order, and tried again.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

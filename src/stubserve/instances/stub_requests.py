@@ -3,6 +3,7 @@
 If its model answers a request through a sender, the request stays *open* after its batch, until the final response.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

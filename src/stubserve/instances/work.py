@@ -4,6 +4,7 @@ Each wake-up takes all messages. A request that its model answers through a send
 which may come before the result of its batch or long after it. With the result the stub is free for the next batch.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

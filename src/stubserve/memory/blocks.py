@@ -5,6 +5,7 @@ part of one tensor. The permission to write belongs to the span. So an input tha
 neighbours read-only.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Callable

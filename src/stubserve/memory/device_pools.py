@@ -6,6 +6,7 @@ chunk. So a stub that dies takes nothing from the readers of its tensors. After 
 stubs that have the pool are told to let go of it: then the device has its memory back.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import os

@@ -9,6 +9,7 @@ The usual request costs nothing: a holder counts only what it keeps beyond FREE_
 Not thread-safe: the account belongs to the event loop.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from typing import Protocol

@@ -5,6 +5,7 @@ the last request is over. The server reads and writes a region through its descr
 client has shrunk the region, the server gets a short read, and no SIGBUS.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol

@@ -1,5 +1,6 @@
 """The parent's accounts of one stub's segment: outputs that are being read, inputs that the model still holds."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

@@ -22,6 +22,7 @@ The search assumes that one of the holders is enough. If two of them would have 
 request is refused that could run.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -28,6 +28,7 @@ one for each set of needs, which are heaps by tag. To find the next costs O(log 
 repeated only for lines that share the resources that have become free.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import heapq

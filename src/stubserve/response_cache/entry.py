@@ -4,6 +4,7 @@ A kept entry has memory of its own (`kept`): small outputs are bytes of the pare
 ingress memory. So it pins no memory of a stub. Its spans are shared, so nobody may write to them.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

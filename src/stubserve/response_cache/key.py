@@ -13,6 +13,7 @@ with the rest, larger ones alone. Up to QUICK_BYTES a key takes about 1.5 µs an
 because hashing releases the interpreter's lock.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import marshal

@@ -1,5 +1,6 @@
 """Entries in this server's own memory, up to a number of bytes; the longest unused goes first."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections import OrderedDict

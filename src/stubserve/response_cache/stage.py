@@ -25,6 +25,7 @@ Statistics, as upstream: a hit is a success with a queue time and no computation
 there, with the times of lookup and insertion.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,6 @@
 """The interface of every scheduler to its owner, and the answer that all of them give."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import abc

@@ -30,6 +30,7 @@ are tried again, since batches of one size would teach nothing more.
 Costs a dictionary lookup when work is handed out, and two when it is done.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import math

@@ -27,6 +27,7 @@ requests costs O(1) per poll, not O(n). With priorities or policies each poll lo
 batch per idle instance.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from bisect import bisect_right

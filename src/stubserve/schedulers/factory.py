@@ -1,5 +1,6 @@
 """Chooses the scheduler that a model's configuration asks for."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from typing import Any

@@ -20,6 +20,7 @@ waiting requests, until it is half empty. Meanwhile a request costs O(1) on its 
 their number of waiting requests.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable

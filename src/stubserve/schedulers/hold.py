@@ -1,5 +1,6 @@
 """Keeps all requests back until enough of them wait, for tests that must know which requests share a batch."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import os

@@ -1,5 +1,6 @@
 """Releases responses in the order of their requests: `dynamic_batching { preserve_ordering: true }`."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections import OrderedDict

@@ -18,6 +18,7 @@ Upstream looks for expired requests only when it happens to walk the queue, and 
 deadline is part of `Decision.wake_at_ns`, so an expired request is answered when it expires.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import heapq

@@ -6,6 +6,7 @@ checked at the time when its sequence would have been idle for too long without 
 once, however many sequences it has had meanwhile.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import heapq

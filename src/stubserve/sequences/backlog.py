@@ -1,5 +1,6 @@
 """Sequences that wait for a slot, as a whole, in the order of arrival."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import heapq

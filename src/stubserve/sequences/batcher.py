@@ -21,6 +21,7 @@ an error. So is its next request, until it begins again or would have been idle 
 the states of sequences (`states`), nothing is lost: such a sequence goes before the backlog, with what was queued.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import itertools

@@ -1,5 +1,6 @@
 """The control inputs. They tell a model the place of a request in its sequence, and the empty slots of a batch."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import struct

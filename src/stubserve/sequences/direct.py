@@ -8,6 +8,7 @@ With a max_queue_delay_microseconds and a minimum_slot_utilization a batch waits
 or until its oldest request has waited that long; with only one of the two nothing waits.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

@@ -12,6 +12,7 @@ are not disturbed.
 A model does not fall asleep while a sequence is under way.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

@@ -12,6 +12,7 @@ has been executed.
 sender does not hold back those of other sequences.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable

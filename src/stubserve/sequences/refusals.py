@@ -1,5 +1,6 @@
 """Upstream's texts for requests that belong to no sequence, or to an ended one."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import logging

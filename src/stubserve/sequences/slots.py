@@ -1,5 +1,6 @@
 """The slots of all instances, in which sequences run: the free ones, and the requests that wait in them."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import heapq

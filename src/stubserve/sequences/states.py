@@ -15,6 +15,7 @@ microseconds up to 32 KiB. The bytes count against the server's limit; where the
 request fails. So a client can begin many sequences, but not fill the machine with them.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import heapq

@@ -1,5 +1,6 @@
 """What a strategy of the sequence batcher defines: the meaning of a slot, and which requests share a batch."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import abc

@@ -4,6 +4,7 @@ The event loop's own timers count milliseconds; a batcher that waits at most 100
 timerfd. Python has its own calls for that from 3.13 on; before, the C library is called directly.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

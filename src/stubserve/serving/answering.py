@@ -1,5 +1,6 @@
 """The common part of all kinds of models that answer through a `Delivery`."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -17,6 +17,7 @@ executing, and not in the batch that its own stub is executing. The responses of
 dropped as they come.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

@@ -10,6 +10,7 @@ Guarantees:
   again.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

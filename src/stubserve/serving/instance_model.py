@@ -4,6 +4,7 @@ A request passes its `stages`, and its answer goes out by the delivery. This mod
 deaths of instances.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

@@ -11,6 +11,7 @@
 A request costs nothing more: now and then a timer checks whether the model has counted any.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

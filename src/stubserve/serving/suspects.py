@@ -16,6 +16,7 @@ event loop takes them. Requests with memory of their clients are never equal: it
 Nothing is compared, and no request costs more, until a stub has died while it executed something.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import logging

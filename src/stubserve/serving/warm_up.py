@@ -10,6 +10,7 @@ not read: their memory is dropped as they come, and their errors fail the warm-u
 batch, since a model may write to its inputs, or keep them.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

@@ -7,6 +7,7 @@ ensemble takes none. Random bytes would be no valid strings, so BYTES are empty 
 or 1.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import logging

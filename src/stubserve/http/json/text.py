@@ -9,6 +9,7 @@ back as the same double, and of those the closest. In about one number of a hund
 its shortcut misses the closest digits, but never changes the value.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import math

@@ -3,6 +3,7 @@
 `UNSET` stands for a missing member. JSON's null is a value like any other.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import json

@@ -8,6 +8,7 @@ An error that comes before anything has been sent is the answer, with its own st
 event, and there is no `[DONE]`.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import asyncio

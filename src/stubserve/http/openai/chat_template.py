@@ -4,6 +4,7 @@ A template is a program of the model. It runs in the process that reads large JS
 does; Jinja's sandbox keeps it from everything but the messages.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import datetime

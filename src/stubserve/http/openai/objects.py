@@ -5,6 +5,7 @@ becomes one piece. Where there is no stream, pieces become a whole object: texts
 that have an `index` go on where the one with the same index ended.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from typing import Any

@@ -4,6 +4,7 @@
 `temperature` and all other members reach any model, by whichever of the two ways it reads.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Iterator

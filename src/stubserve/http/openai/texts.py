@@ -4,6 +4,7 @@ Where the model has no input for `stop`, the text is searched for the stop seque
 one is kept back until more text has come. Bytes of a character that is not complete are kept back, too.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import codecs

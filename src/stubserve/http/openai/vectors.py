@@ -1,5 +1,6 @@
 """Embeddings: the rows of a model's output of floats, as lists of numbers or in base64."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import base64

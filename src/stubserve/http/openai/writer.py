@@ -1,5 +1,6 @@
 """What the answers of OpenAI's routes have in common: their heads, their usage, and the interface of their writers."""
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import time

@@ -10,6 +10,7 @@ Beside upstream's fields an object with `model_name` has the `batch` in which th
 `tensors_left_out`, the number of tensors for which there was no room, if that is not 0.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import contextlib

@@ -4,6 +4,7 @@ The event loop only appends. The thread may write to something slow, full or gon
 dropped, and now and then a line in the log says how many.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import collections

@@ -10,6 +10,7 @@ A client's request is a span `InferRequest`. Below it is a span for its model, u
 below the ensemble. An event of a request is an event of its span, under upstream's name.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 import contextlib

@@ -7,6 +7,7 @@ brings a `traceparent` is traced whatever the rate.
 If tracing is off, or can never apply, a model has no sampler, and its requests only check for that.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from collections.abc import Mapping
