@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc as grpc
 
 from stubserve.parts import PARTS
-from tests.real_server import PATIENCE_S, Serving, write_model
+from tests.real_server import WORK_S, Serving, write_model
 
 ROOT = Path(__file__).parents[1]
 BACKENDS = "stub/stubserve_stub/backends"
@@ -121,7 +121,7 @@ def test_a_feature_can_be_taken_out(tree: Path, feature: str, repository: Path) 
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+        return subprocess.run(command, capture_output=True, text=True, timeout=WORK_S, env=environment)
 
     done = run("-W", "ignore", "-c", IMPORT_ALL, str(tree / "src"), str(tree / "stub"))
     assert (done.stdout.strip(), done.returncode) == ("", 0), done.stderr

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from stubserve.commands import ask as ask_tool
-from tests.real_server import PATIENCE_S, Serving, io_config, write_model
+from tests.real_server import WORK_S, Serving, io_config, write_model
 
 WORDS = """
     import numpy as np
@@ -68,7 +68,7 @@ def ask(server: Serving | str, words: str, here: Path | None = None) -> subproce
     command = [sys.executable, "-m", "stubserve", "ask", *shlex.split(words)]
     environment = {**os.environ, "STUBSERVE_URL": url, "COLUMNS": "80"}
     return subprocess.run(
-        command, cwd=here, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        command, cwd=here, env=environment, capture_output=True, text=True, timeout=WORK_S, check=False
     )
 
 

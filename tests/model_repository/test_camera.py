@@ -21,7 +21,7 @@ import pytest
 from tests.documentation.pages import DOCS, ROOT, Block, blocks
 from tests.documentation.reader import Reader
 from tests.model_repository.test_examples import fetched  # noqa: F401
-from tests.real_server import Serving
+from tests.real_server import WORK_S, Serving
 from tools.browser import PROGRAM, Browser
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("fetched")]
@@ -67,6 +67,7 @@ def copy(here: Path) -> Path:
 @pytest.fixture(scope="module")
 def serving(repository: Path) -> Iterator[Serving]:
     with Serving(repository, "--http-cors-origin=*") as server:
+        server.patience_s = WORK_S
         server.wait_until_ready()
         yield server
 

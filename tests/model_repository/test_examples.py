@@ -26,7 +26,7 @@ import tritonclient.http as triton
 
 from stubserve.checking.repository import check_repositories
 from tests.examples import REPOSITORY, ROOT, fetch
-from tests.real_server import PATIENCE_S, Serving
+from tests.real_server import WORK_S, Serving
 
 DOCS = (ROOT / "docs" / "guides" / "examples.md").read_text()
 
@@ -50,9 +50,11 @@ def fetched() -> None:
 
 def serving(*models: str) -> Serving:
     """A server of some of the examples, and of what these need."""
-    return Serving(
+    server = Serving(
         REPOSITORY, "--openai", "--model-control-mode=explicit", *(f"--load-model={name}" for name in models)
     )
+    server.patience_s = WORK_S
+    return server
 
 
 def run_client(server: Serving, model: str, *words: str) -> str:
@@ -60,7 +62,7 @@ def run_client(server: Serving, model: str, *words: str) -> str:
         [sys.executable, str(REPOSITORY / model / "client.py"), "--url", f"127.0.0.1:{server.port}", *words],
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=WORK_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -214,7 +216,7 @@ def test_what_the_docs_show_is_what_is_printed() -> None:
     with Serving(REPOSITORY) as server:
         for words, output in shown:
             command = [sys.executable, *shlex.split(words), "--url", f"127.0.0.1:{server.port}"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=WORK_S, cwd=ROOT)
             assert done.returncode == 0, done.stdout + done.stderr
             # Processors differ in the last digits of a similarity.
             assert rounded(done.stdout) == rounded(output), words
@@ -282,7 +284,7 @@ def test_a_client_says_where_its_recording_comes_from(tmp_path: Path) -> None:
 def refused_client(model: str | Path, *words: str) -> str:
     """What a client prints that ends with an error."""
     client = REPOSITORY / model / "client.py" if isinstance(model, str) else model
-    done = subprocess.run([sys.executable, str(client), *words], capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run([sys.executable, str(client), *words], capture_output=True, text=True, timeout=WORK_S)
     assert (done.returncode, done.stdout) == (1, "")
     return done.stderr
 

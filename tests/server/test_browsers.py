@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from stubserve.commands.init import write_model as write_new_model
-from tests.real_server import PATIENCE_S, Serving, binary_request, write_model
+from tests.real_server import PATIENCE_S, WORK_S, Serving, binary_request, write_model
 from tools.browser import PROGRAM
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "browser.md"
@@ -107,7 +107,7 @@ def test_the_page_of_the_docs_calls_a_model(tmp_path: Path, flags: tuple[str, ..
             assert PROGRAM is not None
             command = [PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
             command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=60000", "--dump-dom", url]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=WORK_S)
         finally:
             pages.shutdown()
             serving.join()

@@ -20,7 +20,7 @@ import pytest
 from stubserve_stub.runtime.confinement import NETWORK_VERSION, landlock_version
 
 from ..evaluating_model import evaluating
-from ..real_server import PATIENCE_S, Serving, eventually, write_model
+from ..real_server import PATIENCE_S, WORK_S, Serving, eventually, write_model
 
 EVALUATE = evaluating("""
     import os, resource, socket, subprocess, sys, tempfile
@@ -236,7 +236,7 @@ def test_no_network(repository: Path) -> None:
 def refusal_of(repository: Path, *flags: str, **how: Any) -> str:
     """What the log says of a start that fails."""
     command = Serving(repository, *flags).command
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, **how)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WORK_S, check=False, **how)
     assert done.returncode == 1, done
     return done.stdout + done.stderr
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.examples import REPOSITORY, fetch
-from tests.real_server import PATIENCE_S, Serving, eventually, refused
+from tests.real_server import PATIENCE_S, WORK_S, Serving, eventually, refused
 from tools.bench import chats, servers
 from tools.bench.chats import SmolLM2
 from tools.bench.workloads import Subject
@@ -48,6 +48,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     write(repository, "tools", chat_template="tools.jinja")
     write(repository, "vectors", embedding=1, pooling="mean")
     with Serving(repository, "--openai") as server:
+        server.patience_s = WORK_S
         server.wait_until_ready()
         yield server
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.packages import install
-from tests.real_server import PATIENCE_S, Serving, write_model
+from tests.real_server import WORK_S, Serving, write_model
 
 SOURCE = """
 import os
@@ -102,7 +102,7 @@ def test_bf16_is_never_another_types_bytes(tmp_path: Path, repository: Path) -> 
 def check(repository: Path, site: Path) -> str:
     command = [sys.executable, "-m", "stubserve", "check", str(repository)]
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=WORK_S, env=environment).stdout
 
 
 def test_check_goes_on_after_a_check_that_fails(tmp_path: Path, repository: Path) -> None:

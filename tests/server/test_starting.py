@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from stubserve.http import connection
-from tests.real_server import IDENTITY, PATIENCE_S, Serving, binary_request, eventually, io_config, write_model
+from tests.real_server import IDENTITY, PATIENCE_S, WORK_S, Serving, binary_request, eventually, io_config, write_model
 from tests.terminal import Terminal
 
 # Loads when a file appears beside it.
@@ -108,11 +108,11 @@ def test_on_a_terminal_the_start_ends_with_a_table(repository: Path) -> None:
         terminal.expect(rf"HTTP +http://127\.0\.0\.1:{server.port}/v2/models/two/infer\r\n")
         ask = terminal.expect(r"Ask +(stubserve ask --url=http://127\.0\.0\.1:\d+ two INPUT0='\[1,2,3\]')\r\n")
         asked = subprocess.run(
-            [sys.executable, "-m", *shlex.split(ask[1])], capture_output=True, text=True, timeout=PATIENCE_S
+            [sys.executable, "-m", *shlex.split(ask[1])], capture_output=True, text=True, timeout=WORK_S
         )
         assert asked.stdout == "OUTPUT0 FP32 [3]: [1., 2., 3.]\n", asked.stderr
         curl = terminal.expect(r"Curl +(curl -d '.*' http://127\.0\.0\.1:\d+/v2/models/two/infer)\r\n")
-        asked = subprocess.run(["bash", "-c", curl[1]], capture_output=True, text=True, timeout=PATIENCE_S)
+        asked = subprocess.run(["bash", "-c", curl[1]], capture_output=True, text=True, timeout=WORK_S)
         assert json.loads(asked.stdout)["outputs"][0]["data"] == [1.0, 2.0, 3.0], asked.stderr
         terminal.expect(r"gRPC +127\.0\.0\.1:\d+\r\n")
         terminal.expect(r"Metrics +http://127\.0\.0\.1:\d+/metrics\r\n")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.real_server import PATIENCE_S, Serving, binary_output, eventually, io_config, write_model
+from tests.real_server import WORK_S, Serving, binary_output, eventually, io_config, write_model
 from tools.browser import PROGRAM, Browser
 
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
@@ -99,7 +99,7 @@ def in_a_browser(server: Serving, profile: Path) -> str:
     assert PROGRAM is not None
     command = [PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--dump-dom"]
     command += ["--virtual-time-budget=5000", f"http://127.0.0.1:{server.metrics_port}/"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=WORK_S).stdout
 
 
 def test_the_page_needs_nothing_from_elsewhere(server: Serving) -> None:
