@@ -78,10 +78,9 @@ coverage: install $(VENV)/.with-dev $(VENV)/.with-examples $(VENV)/.with-long
 # environments, loading and the like do is the same.
 SEEN := bad_input batching bls clients decoupled ensembles generate grpc hostile_clients http2 openai starting streams texts_as_json tracing varied_requests
 test-compiled: install $(VENV)/.compiled
-	@if test -x $(COMPILED)/bin/python; then \
-	$(COMPILED)/bin/python -c 'from stubserve.http import connection; assert connection.__file__.endswith(".so")' && \
-	$(COMPILED)/bin/python -m pytest $(SEEN:%=tests/server/test_%.py) $(ARGS); \
-	else echo "stubserve is not compiled here, so there is nothing to test."; fi
+	@test -x $(COMPILED)/bin/python || { echo "stubserve is not compiled here, so nothing was tested: \`make compiled\` needs a C compiler." >&2; exit 1; }
+	$(COMPILED)/bin/python -c 'from stubserve.http import connection; assert connection.__file__.endswith(".so")'
+	$(COMPILED)/bin/python -m pytest $(SEEN:%=tests/server/test_%.py) $(ARGS)
 
 # What needs minutes or other programs: a systemd of its own, Ray in a Python of its own (half a gigabyte), buildah.
 $(VENV)/ray/.installed: pyproject.toml

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from tests.server.ensembles import write_chain
 from tests.server.grpc_calls import connected
 from tools.compile import marked
 
-SOURCES = Path(__file__).parents[2] / "src" / "stubserve"
+ROOT = Path(__file__).parents[2]
+SOURCES = ROOT / "src" / "stubserve"
 # Runs in the server, and not in its stubs: the files whose functions the event loop has called since it was last asked.
 HOOK = """
 import os
@@ -116,3 +119,15 @@ def ask(server: Serving, stub: Any, model: str, array: np.ndarray) -> None:
     message.parameters["sequence_start"].bool_param = message.parameters["sequence_end"].bool_param = True
     stub.ModelInfer(message)
     assert len(list(stub.ModelStreamInfer(iter([message])))) == 1
+
+
+def test_without_a_compiler_what_is_compiled_is_not_tested_and_that_fails(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("pyproject.toml", ".venv/bin/python", ".venv/.with-test", ".venv/.with-dev", ".venv/.compiled"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    done = subprocess.run(["make", "test-compiled"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "stubserve is not compiled here, so nothing was tested: `make compiled` needs a C compiler"
+    )
