@@ -35,6 +35,18 @@ settings.register_profile("search", derandomize=False, deadline=None)
 settings.load_profile("same")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m long` and `-m slow` import only the files that have the mark: all take seconds of each process."""
+    mark = config.getoption("markexpr")
+    if (
+        mark in ("long", "slow")
+        and collection_path.suffix == ".py"
+        and f"mark.{mark}" not in collection_path.read_text()
+    ):
+        return True
+    return None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Compiles what servers and stubs import, once: hundreds of servers are started, and without byte code a start
     takes half as much processor time again.
