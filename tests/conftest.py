@@ -35,6 +35,12 @@ settings.register_profile("search", derandomize=False, deadline=None)
 settings.load_profile("same")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--most-skips", type=int, help="Fail where more tests than this, or modules as a whole, are skipped."
+    )
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`-m long` and `-m slow` import only the files that have the mark: all take seconds of each process."""
     mark = config.getoption("markexpr")
@@ -45,6 +51,25 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     ):
         return True
     return None
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """What is skipped is not checked, so where all has to be checked there are no more skips than are known."""
+    most, reporter = session.config.getoption("--most-skips"), _reporter(session.config)
+    if most is not None and reporter is not None and len(reporter.stats.get("skipped", ())) > most:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    most = config.getoption("--most-skips")
+    if most is not None:
+        skipped = len(terminalreporter.stats.get("skipped", ()))
+        terminalreporter.write_line(f"{skipped} tests or modules were skipped; {most} may be.", red=skipped > most)
+
+
+def _reporter(config: pytest.Config) -> pytest.TerminalReporter | None:
+    """None in the processes that only run tests."""
+    return config.pluginmanager.get_plugin("terminalreporter")
 
 
 def pytest_configure(config: pytest.Config) -> None:
