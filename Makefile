@@ -12,7 +12,7 @@ RIVALS_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/stubserve
 # Set when ARGS name a server that tools/rivals.sh installs.
 RIVALS := $(filter --rivals,$(ARGS))$(findstring mosec,$(ARGS))$(findstring litserve,$(ARGS))$(findstring fastapi,$(ARGS))$(findstring bentoml,$(ARGS))
 
-.PHONY: install examples compiled wheel release serve test test-long test-slow test-compiled test-deploy coverage docs check conformance bench soak siege chaos fuzz clean
+.PHONY: install examples compiled wheel ready release serve test test-long test-torch test-slow test-compiled test-deploy coverage docs check conformance bench soak siege chaos fuzz clean
 
 # What serving and the tests need. What else there is, is installed by the targets that need it.
 install: $(VENV)/.with-test
@@ -23,11 +23,13 @@ examples: $(VENV)/.with-examples
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# Installs one of the groups of packages in pyproject.toml, once, and again when that file has changed.
+# Installs one of the groups of packages in pyproject.toml, or several with commas between them, once, and again when that
+# file has changed.
+comma := ,
 $(VENV)/.with-%: pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV): stubserve with what it needs for '$*'."
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[$*]'
-	touch $@
+	touch $@ $(patsubst %,$(VENV)/.with-%,$(subst $(comma), ,$*))
 
 # Compiled once; `make compiled` does it again.
 $(VENV)/.compiled: | $(VENV)/.with-dev
@@ -40,6 +42,9 @@ compiled: $(VENV)/.with-dev
 
 wheel: $(VENV)/.with-dev
 	HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/python -m hatchling build -t wheel
+
+# All that a release has to pass. It takes hours: `coverage` has the tests of `test` and `test-long`.
+ready: check coverage test-slow test-torch test-compiled test-deploy docs conformance
 
 # All that a release consists of, checked, in dist/; nothing is uploaded. See docs/releasing.md.
 release: $(VENV)/.with-release
@@ -61,16 +66,20 @@ test: install
 	$(BIN)/python -m pytest $(ARGS)
 
 # The other tests: they take long, or need the examples' packages, a store of S3 or mypy.
-test-long: install $(VENV)/.with-client $(VENV)/.with-dev $(VENV)/.with-examples $(VENV)/.with-long
+test-long: install $(VENV)/.with-dev $(VENV)/.with-long
 	$(BIN)/python -m pytest -m long $(ARGS)
 
+# What needs torch is skipped without it, and has it in its name.
+test-torch: install $(VENV)/.with-test-torch
+	$(BIN)/python -m pytest -k torch $$(grep -rl torch --include='test_*.py' tests) $(ARGS)
+
 # Tests that take minutes. Some also need real Triton, Ray or systemd, and say so if it is not there.
-test-slow: install $(VENV)/.with-examples $(VENV)/.with-long
+test-slow: install $(VENV)/.with-long
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 # How much of the sources `test` and `test-long` reach, in servers and stubs too. Each start of one takes twice as long
 # then. With torch installed, what needs it counts as well.
-coverage: install $(VENV)/.with-dev $(VENV)/.with-examples $(VENV)/.with-long
+coverage: install $(VENV)/.with-dev $(VENV)/.with-long
 	rm -f .coverage .coverage.*
 	$(BIN)/python -m pytest -m 'not slow' --cov $(ARGS)
 

@@ -80,7 +80,7 @@ def _compile(root: Path, files: list[str], made: Path) -> None:
 
     os.chdir(root)
     extensions = mypycify(
-        ["--config-file", "pyproject.toml", *LENIENT, *files],
+        ["--config-file", "pyproject.toml", "--cache-dir", ".mypy_cache/compiled", *LENIENT, *files],
         opt_level=OPTIMISATION,
         debug_level="0",
         multi_file=True,

@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tomllib
 
-from tests.documentation.pages import DOCS, blocks
+from tests.documentation.pages import DOCS, ROOT, blocks
 from tests.documentation.reader import Reader
 
 PAGE = (DOCS / "guides" / "gallery.md").read_text()
@@ -28,3 +29,8 @@ def test_an_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             reader.follow(block)
     finally:
         reader.close()
+
+
+def test_the_page_has_the_torch_that_tests_run_with() -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert re.findall(r"torch==\S+", PAGE) == groups["test-torch"]
