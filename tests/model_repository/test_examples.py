@@ -240,8 +240,8 @@ def test_make_serve_without_the_registry_serves_the_rest(tmp_path: Path) -> None
     making = Serving(copied, environment=offline)
     flags = " ".join(word for word in making.command[5:] if "-address" not in word)
     venv = Path(sys.executable).parents[1]
-    # What `install` does needs the registry.
-    making.command = ["make", "-C", str(ROOT), "-o", "install", "serve"]
+    # What installs the client needs the registry, and would change the environment of the other tests.
+    making.command = ["make", "-C", str(ROOT), "-o", f"{venv}/.with-client", "serve"]
     making.command += [f"VENV={venv}", f"REPOSITORY={copied}", f"ARGS={flags}"]
     with making as server:
         server.wait_for("pip could not download")

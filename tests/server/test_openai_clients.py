@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.real_server import Serving
+from tests.real_server import PATIENCE_S, Serving
 from tests.server.openai_models import write_models
 
 openai = pytest.importorskip("openai", reason="`make test-long` installs it")
@@ -30,7 +30,12 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def options(serving: Serving) -> dict[str, Any]:
-    return {"base_url": f"http://127.0.0.1:{serving.port}/v1", "api_key": TOKEN, "max_retries": 0}
+    return {
+        "base_url": f"http://127.0.0.1:{serving.port}/v1",
+        "api_key": TOKEN,
+        "max_retries": 0,
+        "timeout": PATIENCE_S,
+    }
 
 
 @pytest.fixture
@@ -140,7 +145,12 @@ def test_a_stream_that_is_left(serving: Serving, client: Any) -> None:
 def test_langchain(serving: Serving) -> None:
     """Its messages, whole and in pieces, from asyncio, bound tools, and embeddings of texts."""
     langchain = pytest.importorskip("langchain_openai", reason="`make test-long` installs it")
-    address = {"base_url": f"http://127.0.0.1:{serving.port}/v1", "api_key": TOKEN, "max_retries": 0}
+    address = {
+        "base_url": f"http://127.0.0.1:{serving.port}/v1",
+        "api_key": TOKEN,
+        "max_retries": 0,
+        "timeout": PATIENCE_S,
+    }
     chat = langchain.ChatOpenAI(model="joined", **address)
     answer = chat.invoke("hello you")
     assert answer.content == "user: hello you assistant:"
