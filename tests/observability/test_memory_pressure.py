@@ -12,7 +12,7 @@ import pytest
 from stubserve.observability.memory_pressure import watch as memory_pressure
 from stubserve.observability.memory_pressure.watch import PRESSED_S, MemoryPressure
 
-from ..real_server import PATIENCE_S
+from tests.real_server import PATIENCE_S
 
 
 async def _turns() -> None:
