@@ -11,7 +11,6 @@ import pytest
 
 from stubserve.observability.memory_pressure import watch as memory_pressure
 from stubserve.observability.memory_pressure.watch import PRESSED_S, MemoryPressure
-
 from tests.real_server import PATIENCE_S
 
 
