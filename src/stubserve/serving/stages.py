@@ -12,6 +12,7 @@ of the list changes later. Most models have the queue alone; an ensemble begins 
 What a stub reports of requests goes from `instances.work` to the queue, which passes answers on by the `Delivery`.
 """
 
+# Compiled by mypyc.
 from __future__ import annotations
 
 from stubserve.inference.request import Request
