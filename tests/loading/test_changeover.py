@@ -14,7 +14,7 @@ from stubserve.errors import ServeError, invalid
 from stubserve.loading.changeover import Changeover
 from stubserve.repository.candidate import Candidate
 from stubserve.repository.registry import Registry
-from tests.repository.fakes import Disk, FakeModel, FakeStarter, in_time, log_lines, services, states, until
+from tests.loading.fakes import Disk, FakeModel, FakeStarter, in_time, log_lines, services, states, until
 
 READY = ("READY", "")
 UNLOADED = ("UNAVAILABLE", "unloaded")

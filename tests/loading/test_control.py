@@ -15,7 +15,7 @@ from stubserve.loading import finding
 from stubserve.loading.control import ModelControl
 from stubserve.repository.registry import Registry
 from stubserve.settings.groups import EXPLICIT, POLL, RepositorySettings
-from tests.repository.fakes import Disk, FakeModel, FakeStarter, Start, in_time, log_lines, services, states, until
+from tests.loading.fakes import Disk, FakeModel, FakeStarter, Start, in_time, log_lines, services, states, until
 
 
 class Clock:

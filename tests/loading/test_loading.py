@@ -20,7 +20,7 @@ from stubserve.repository.folder import locate
 from stubserve.repository.registry import Registry
 from stubserve.serving.instance_model import InstanceModel
 from stubserve.settings.groups import InstanceSettings, LatencySettings, RepositorySettings
-from tests.repository.fakes import in_time, log_lines, services, until
+from tests.loading.fakes import in_time, log_lines, services, until
 
 IO = 'input { name: "X" data_type: TYPE_FP32 dims: 1 } output { name: "Y" data_type: TYPE_FP32 dims: 1 }'
 

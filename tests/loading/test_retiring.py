@@ -11,7 +11,7 @@ import pytest
 
 from stubserve.loading.retiring import Loaded, Retiring
 from stubserve.repository.registry import Registry, VersionEntry, VersionState
-from tests.repository.fakes import Disk, FakeModel, in_time, log_lines, states, until
+from tests.loading.fakes import Disk, FakeModel, in_time, log_lines, states, until
 
 UNLOADED = ("UNAVAILABLE", "unloaded")
 

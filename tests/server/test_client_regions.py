@@ -21,9 +21,9 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
 from tests.client_memory import PAGE, SharedFile
-from tests.privileges import needs_setpriv, unprivileged
 from tests.real_server import Answer, Serving, binary_output, eventually, io_config, write_model
 from tests.server.grpc_calls import connected
+from tests.server.privileges import needs_setpriv, unprivileged
 
 # Writes to its input before it answers with twice what that was.
 SCRIBBLES = """

@@ -19,7 +19,8 @@ import psutil
 import pytest
 from stubserve_stub.runtime.confinement import NETWORK_VERSION, landlock_version
 
-from ..evaluating_model import evaluating
+from tests.server.evaluating_model import evaluating
+
 from ..real_server import PATIENCE_S, WORK_S, Serving, eventually, write_model
 
 EVALUATE = evaluating("""

@@ -20,8 +20,8 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from tests.emulated_gpu import build
 from tests.examples import ROOT
-from tests.gpu_models import DRIVER_VARIABLE
 from tests.real_server import Serving, eventually, io_config, write_model
+from tests.server.gpu_models import DRIVER_VARIABLE
 
 # More than is copied at once
 LARGE = 5 << 20

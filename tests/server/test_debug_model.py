@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.real_server import PATIENCE_S, Answer, Serving, binary_output, write_model
-from tests.terminal import Terminal
+from tests.server.terminal import Terminal
 
 STOPPING = """
     import triton_python_backend_utils as pb_utils

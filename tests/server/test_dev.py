@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.real_server import PATIENCE_S, Answer, Serving, binary_output, eventually, write_model
-from tests.terminal import Terminal
+from tests.server.terminal import Terminal
 
 ADDS = """
     import triton_python_backend_utils as pb_utils

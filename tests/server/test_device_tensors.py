@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from tests.emulated_gpu import DOWN, DOWN_REGISTERED, PEER, REGISTRATIONS, STAGED, UP, WITHIN
-from tests.gpu_models import (
+from tests.real_server import binary_output, eventually
+from tests.server.ensembles import one, write_chain, write_ensemble
+from tests.server.gpu_models import (
     CALL,
     DECOUPLED,
     FRAMEWORK,
@@ -29,8 +31,6 @@ from tests.gpu_models import (
     GpuServing,
     write_gpu_model,
 )
-from tests.real_server import binary_output, eventually
-from tests.server.ensembles import one, write_chain, write_ensemble
 
 NUMBERS = np.arange(100_000, dtype=np.float32)
 NBYTES = NUMBERS.nbytes

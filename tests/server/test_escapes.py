@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from stubserve_stub.runtime.confinement import NETWORK_VERSION, SCOPE_VERSION, landlock_version
 
-from tests.evaluating_model import evaluating
 from tests.real_server import Serving, eventually, write_model
+from tests.server.evaluating_model import evaluating
 from tests.server.test_confinement import CONFIG, evaluate
 
 ROOT = Path(__file__).parents[2]

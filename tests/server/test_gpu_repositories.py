@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tests import onnxruntime_double, tensorrt_double
-from tests.gpu_models import GpuServing, given
 from tests.onnx_models import helper, model, node
+from tests.server.gpu_models import GpuServing, given
 
 ONE_GPU = "instance_group [ { kind: KIND_GPU count: 1 } ]"
 FIRST_GPU = "instance_group [ { kind: KIND_GPU count: 1 gpus: [ 0 ] } ]"

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from tests.emulated_gpu import DOWN, UP, WITHIN
-from tests.gpu_models import (
+from tests.onnx_models import arithmetic, identity, save
+from tests.onnxruntime_double import install
+from tests.real_server import Answer, binary_output, eventually
+from tests.server.gpu_models import (
     TURN,
     UPLOAD,
     GpuServing,
@@ -19,9 +22,6 @@ from tests.gpu_models import (
     write_gpu_chain,
     write_gpu_model,
 )
-from tests.onnx_models import arithmetic, identity, save
-from tests.onnxruntime_double import install
-from tests.real_server import Answer, binary_output, eventually
 
 pytest.importorskip("onnxruntime")
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.emulated_gpu import DOWN, UP, WITHIN
-from tests.gpu_models import (
+from tests.real_server import Answer, binary_output
+from tests.server.gpu_models import (
     TURN,
     UPLOAD,
     GpuServing,
@@ -19,8 +20,7 @@ from tests.gpu_models import (
     write_gpu_chain,
     write_gpu_model,
 )
-from tests.real_server import Answer, binary_output
-from tests.torch_double import install
+from tests.server.torch_double import install
 from tests.torch_models import IGNORE_DEPRECATIONS, Double, Same, torch
 
 pytestmark = pytest.mark.filterwarnings(IGNORE_DEPRECATIONS)

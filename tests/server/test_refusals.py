@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.privileges import needs_setpriv, unprivileged
 from tests.real_server import PATIENCE_S, Serving, refused, write_model
+from tests.server.privileges import needs_setpriv, unprivileged
 
 
 def write_model_in(environment: Path, repository: Path) -> None:

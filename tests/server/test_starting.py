@@ -15,7 +15,7 @@ import psutil
 
 from stubserve.http import connection
 from tests.real_server import IDENTITY, PATIENCE_S, WORK_S, Serving, binary_request, eventually, io_config, write_model
-from tests.terminal import Terminal
+from tests.server.terminal import Terminal
 
 # Loads when a file appears beside it.
 PATIENT = (

@@ -12,7 +12,8 @@ import pytest
 
 from stubserve.gpus import DRIVER_VARIABLE
 from tests.emulated_gpu import DOWN, UP, WITHIN
-from tests.gpu_models import (
+from tests.real_server import Answer, Serving, binary_output, eventually
+from tests.server.gpu_models import (
     TURN,
     UPLOAD,
     GpuServing,
@@ -22,7 +23,6 @@ from tests.gpu_models import (
     write_gpu_chain,
     write_gpu_model,
 )
-from tests.real_server import Answer, Serving, binary_output, eventually
 from tests.tensorrt_double import install, tensor, write_plan
 
 NUMBERS = np.arange(20_000, dtype=np.float32).reshape(1, -1)

@@ -52,7 +52,7 @@ PLAIN = {
     "once for a connection": "connections/listening.py connections/open_connections.py",
     "gRPC's protocol, which has never been compiled": (
         "grpc/http2/budget.py grpc/http2/connection.py grpc/http2/frames.py grpc/http2/heads.py grpc/http2/outbox.py "
-        "grpc/http2/reader.py grpc/http2/receiving.py grpc/http2/stream.py grpc/http2/writer.py grpc/service.py "
+        "grpc/http2/reader.py grpc/http2/receive_stream.py grpc/http2/stream.py grpc/http2/writer.py grpc/service.py "
         "grpc/stream.py grpc/wire.py"
     ),
     "`generate`, which uvicorn's protocol serves": (
