@@ -865,7 +865,8 @@ def test_what_changes_on_disk_is_served(repository: Path) -> None:
         server.wait_for("failed to load 'first' version 1: Internal: ValueError: half of a change")
         assert controlled.value("first") == 1
         pids = server.stub_pids()
-        controlled.number("first", 3)
+        # This file alone: a look between two that are written would be followed by another load.
+        (repository / "first" / "1" / "model.py").write_text(textwrap.dedent(NUMBER.format(3, 3)))
         controlled.wait_unloaded("first")
         assert controlled.value("first") == 3
         (stub,) = set(server.stub_pids()) - set(pids)
