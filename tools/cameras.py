@@ -39,7 +39,7 @@ import psutil
 import tritonclient.grpc as triton
 
 from stubserve.commands.trace import draw, read_spans
-from tools.bench.processes import Memory
+from tools.bench.processes import Memory, stubs
 from tools.bench.servers import Server, free_ports, stubserve
 
 ROOT = Path(__file__).parents[1]
@@ -142,17 +142,6 @@ class Source:
         self._process = self._start()
 
 
-def stubs(server: Server) -> dict[int, str]:
-    """The stubs' pids, with their command lines."""
-    found = {}
-    for process in psutil.Process(server.pid).children():
-        with contextlib.suppress(psutil.Error):
-            words = " ".join(process.cmdline())
-            if "triton_python_backend_stub" in words:
-                found[process.pid] = words
-    return found
-
-
 @contextlib.contextmanager
 def following(server: Server, model: str, urls: list[str]) -> Iterator[list[Camera]]:
     """All cameras, when each has begun to send events."""
@@ -197,14 +186,14 @@ def killed(server: Server, what: str, urls: list[str], kill: Callable[[], None])
     """A row: what a death costs the cameras."""
     with following(server, "camera", urls) as cameras:
         time.sleep(1)
-        before, begin = stubs(server), time.monotonic()
+        before, begin = stubs(server.pid), time.monotonic()
         marks = [(len(camera.events), camera.asked, camera.told.copy()) for camera in cameras]
         last = [set(camera.events[-1].identities) for camera in cameras]
         kill()
         # Some events for each camera, after the longest of their pauses
         time.sleep(6)
         until(lambda: all(camera.events[-1].at > begin + 5.5 for camera in cameras))
-        after = stubs(server)
+        after = stubs(server.pid)
         pauses, failed, asked, kept = [], 0, 0, 0
         for camera, (mark, had_asked, told), known in zip(cameras, marks, last, strict=True):
             times = [begin, *(event.at for event in camera.events[mark:])]
@@ -230,7 +219,7 @@ def growth(server: Server, urls: list[str], minutes: int) -> None:
             frames = sum(len(camera.events) - count for camera, count in zip(cameras, counts, strict=True)) / 60
             memories.append(memory := tree.memory())
             files = sum(
-                process.num_fds() for process in (psutil.Process(server.pid), *map(psutil.Process, stubs(server)))
+                process.num_fds() for process in (psutil.Process(server.pid), *map(psutil.Process, stubs(server.pid)))
             )
             blocks = len(list(Path("/dev/shm").iterdir()))
             print(
@@ -247,7 +236,7 @@ def growth(server: Server, urls: list[str], minutes: int) -> None:
 
 def kill_stub(server: Server, model: str) -> None:
     """The first of the model's stubs."""
-    os.kill(next(pid for pid, words in stubs(server).items() if f" {model}_0" in words), signal.SIGKILL)
+    os.kill(next(pid for pid, name in stubs(server.pid).items() if name.startswith(f"{model}_0")), signal.SIGKILL)
 
 
 def trace(server: Server, frame: bytes, collected: Path) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+STUB = "triton_python_backend_stub"
 MIB = 1 << 20
 
 
@@ -64,6 +66,17 @@ class ProcessTree:
             total_uss=sum(info.uss for info, _ in infos) / MIB,
             total_pss=sum(info.pss for info, _ in infos) / MIB,
         )
+
+
+def stubs(pid: int) -> dict[int, str]:
+    """The stubs of a server's parent: their processes, with the names of their instances."""
+    found = {}
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):
+            words = child.cmdline()
+            if STUB in words:
+                found[child.pid] = words[words.index(STUB) + 1]
+    return found
 
 
 def rss_anon(pid: int) -> int:

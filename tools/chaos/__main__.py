@@ -26,6 +26,7 @@ from pathlib import Path
 import psutil
 
 from tools.bench import servers
+from tools.bench.processes import stubs
 from tools.bench.servers import Server, ServerError
 
 from . import remains
@@ -199,7 +200,7 @@ def live(scene: Scene, clients: list[Client], number: int, life_s: float) -> Lif
             while time.monotonic() < until:
                 time.sleep(TROUBLE_EVERY_S)
                 server.require_alive()
-                life.most_stubs = max(life.most_stubs, remains.stubs(server.pid))
+                life.most_stubs = max(life.most_stubs, len(stubs(server.pid)))
                 troubles.one(server.pid)
             rest(world, clients, troubles)
             if text := until_free(world):

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tools.bench.repository import write_configured
 
+# Each answer is `y` of the request's only input.
+EACH = """\
+import time
+
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(SLEEPS_S)
+        return [self.answer(request.inputs()[0].as_numpy()) for request in requests]
+
+    def answer(self, x):
+        return pb_utils.InferenceResponse([pb_utils.Tensor("Y", Y_OF_X)])
+"""
+
+
+def each(y: str, sleeps_s: float = 0.0) -> str:
+    """The code of a model that answers `y`, an expression of x, after a while."""
+    return EACH.replace("Y_OF_X", y).replace("SLEEPS_S", str(sleeps_s))
+
+
 # y = 2x + 1. With CHILDREN it has a process of its own, as models have that start workers.
 WORKS = """\
-import json
 import os
 import subprocess
 
@@ -33,14 +53,31 @@ class TritonPythonModel:
             self.child.kill()
             self.child.wait()
 """
-WORKS_CONFIG = """\
-backend: "python"
+WORKS_TENSORS = """\
 max_batch_size: 16
 input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
-dynamic_batching { }
-instance_group [ { count: 2 kind: KIND_CPU } ]
 """
+WORKS_CONFIG = f"""\
+backend: "python"
+{WORKS_TENSORS}\
+dynamic_batching {{ }}
+instance_group [ {{ count: 2 kind: KIND_CPU }} ]
+"""
+
+
+def ensemble(*steps: str, tensors: str = WORKS_TENSORS, more: str = "") -> str:
+    """The configuration of an ensemble, with a step for each `MODEL INPUT=TENSOR ... -> OUTPUT=TENSOR`."""
+    lines = ['platform: "ensemble"', tensors.rstrip(), "ensemble_scheduling {", more]
+    for step in steps:
+        (model, *inputs), outputs = (words.split() for words in step.split(" -> "))
+        lines.append(f'  step {{ model_name: "{model}" model_version: -1')
+        for kind, pairs in ("input", inputs), ("output", outputs):
+            for key, tensor in (pair.split("=") for pair in pairs):
+                lines.append(f'    {kind}_map {{ key: "{key}" value: "{tensor}" }}')
+        lines.append("  }")
+    return "\n".join([*lines, "}", ""])
+
 
 # N, N - 1, ... 1, in order.
 COUNTS = """\
@@ -63,12 +100,11 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", np.array([value], np.int32))]))
         sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 """
-COUNTS_CONFIG = """\
-backend: "python"
+COUNTS_TENSORS = """\
 input [ { name: "N" data_type: TYPE_INT32 dims: [ 1 ] } ]
 output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
-model_transaction_policy { decoupled: true }
 """
+COUNTS_CONFIG = 'backend: "python"\nmodel_transaction_policy { decoupled: true }\n' + COUNTS_TENSORS
 
 # What `works` makes of x, negated.
 CALLS = """\
@@ -95,18 +131,8 @@ CALLS_CONFIG = WORKS_CONFIG.replace("dynamic_batching { }\n", "")
 
 
 # Each number, negated.
-NEGATES = """\
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("Y", -request.inputs()[0].as_numpy())])
-            for request in requests
-        ]
-"""
-NEGATES_CONFIG = COUNTS_CONFIG.replace("model_transaction_policy { decoupled: true }\n", "")
+NEGATES = each("-x")
+NEGATES_CONFIG = 'backend: "python"\n' + COUNTS_TENSORS
 
 # A minus B.
 SUBTRACTS = """\
@@ -129,47 +155,13 @@ SUBTRACTS_CONFIG = WORKS_CONFIG.replace(
 )
 
 # y = 4x + 3: `works` twice.
-CHAIN_CONFIG = """\
-platform: "ensemble"
-max_batch_size: 16
-input [ { name: "X" data_type: TYPE_FP32 dims: [ -1 ] } ]
-output [ { name: "Y" data_type: TYPE_FP32 dims: [ -1 ] } ]
-ensemble_scheduling {
-  step [
-    { model_name: "works" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "half" } },
-    { model_name: "works" model_version: -1 input_map { key: "X" value: "half" } output_map { key: "Y" value: "Y" } }
-  ]
-}
-"""
+CHAIN_CONFIG = ensemble("works X=X -> Y=half", "works X=half -> Y=Y")
 
 # y = 4x + 2: `works` and, through a model that calls it, its opposite, and the one less the other; x is read by both.
-FORK_CONFIG = (
-    CHAIN_CONFIG.partition("  step")[0]
-    + """\
-  step [
-    { model_name: "works" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "a" } },
-    { model_name: "calls" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "b" } },
-    {
-      model_name: "subtracts" model_version: -1
-      input_map { key: "A" value: "a" } input_map { key: "B" value: "b" } output_map { key: "Y" value: "Y" }
-    }
-  ]
-}
-"""
-)
+FORK_CONFIG = ensemble("works X=X -> Y=a", "calls X=X -> Y=b", "subtracts A=a B=b -> Y=Y")
 
 # -N, 1 - N, ... -1, in order.
-COUNTED_CONFIG = """\
-platform: "ensemble"
-input [ { name: "N" data_type: TYPE_INT32 dims: [ 1 ] } ]
-output [ { name: "Y" data_type: TYPE_INT32 dims: [ 1 ] } ]
-ensemble_scheduling {
-  step [
-    { model_name: "counts" model_version: -1 input_map { key: "N" value: "N" } output_map { key: "Y" value: "n" } },
-    { model_name: "negates" model_version: -1 input_map { key: "N" value: "n" } output_map { key: "Y" value: "Y" } }
-  ]
-}
-"""
+COUNTED_CONFIG = ensemble("counts N=N -> Y=n", "negates N=n -> Y=Y", tensors=COUNTS_TENSORS)
 
 # The sum of what a sequence has sent, kept in a dictionary. One that it does not know is none of its own.
 SUMS = """\
@@ -247,30 +239,11 @@ def write(repository: Path) -> None:
 
 
 def works_with(instances: int) -> str:
-    """The configuration of `works` with as many instances, as a load request has it."""
-    tensor = {"data_type": "TYPE_FP32", "dims": [-1]}
-    return json.dumps(
-        {
-            "backend": "python",
-            "max_batch_size": 16,
-            "input": [{"name": "X", **tensor}],
-            "output": [{"name": "Y", **tensor}],
-            "dynamic_batching": {},
-            "instance_group": [{"count": instances, "kind": "KIND_CPU"}],
-        }
-    )
+    """The configuration of `works` with as many instances."""
+    return WORKS_CONFIG.replace("count: 2", f"count: {instances}")
 
 
 def sums_with(instances: int, turn: int) -> str:
     """The configuration of `sums` with as many instances; one of another `turn` is loaded anew."""
-    return json.dumps(
-        {
-            "backend": "python",
-            "max_batch_size": 4,
-            "input": [{"name": "X", "data_type": "TYPE_INT32", "dims": [1]}],
-            "output": [{"name": "SUM", "data_type": "TYPE_INT32", "dims": [1]}],
-            "sequence_batching": {"direct": {}, "max_sequence_idle_microseconds": 2_000_000},
-            "parameters": {"turn": {"string_value": str(turn)}},
-            "instance_group": [{"count": instances, "kind": "KIND_CPU"}],
-        }
-    )
+    config = (SUMS_CONFIG % "direct { }").replace("count: 2", f"count: {instances}")
+    return f'{config}parameters {{ key: "turn" value {{ string_value: "{turn}" }} }}\n'

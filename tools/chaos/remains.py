@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import psutil
+from tools.bench.processes import stubs
 
 MARK = "STUBSERVE_CHAOS_MARK"
 # Between two looks, which are counted, and not the time: all may stand still meanwhile.
@@ -45,20 +45,11 @@ def memfds(mark: str) -> int:
 
 def descriptors(pid: int) -> Counter[str]:
     """What a server's parent has open, by kind; and, under STUBS, how many stubs it has."""
-    found = Counter({STUBS: stubs(pid)})
+    found = Counter({STUBS: len(stubs(pid))})
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             found[re.sub(r"[0-9]+", "N", os.readlink(link))] += 1
     return found
-
-
-def stubs(pid: int) -> int:
-    """How many stubs a server's parent has now."""
-    count = 0
-    for child in psutil.Process(pid).children():
-        with contextlib.suppress(psutil.Error):
-            count += any("python_backend_stub" in word for word in child.cmdline())
-    return count
 
 
 def after(mark: str, within_s: float) -> list[str]:

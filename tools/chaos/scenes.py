@@ -84,6 +84,13 @@ class Scene:
         """Ends what it has started."""
 
 
+def tracebacks(log: Path) -> list[str]:
+    """What is wrong by a server's log: its first traceback, if there is one."""
+    text = log.read_text(errors="replace")
+    at = text.find("Traceback")
+    return [f"a traceback in the log: {text[max(0, at - 300) : at + 2000]}"] if at >= 0 else []
+
+
 class Pipelines(Scene):
     """Everything goes through ensembles, whose members' stubs are killed."""
 

@@ -10,7 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-import psutil
+from stubserve.model_config.parse import parse_text
+from stubserve.model_config.render import render_json
+from tools.bench.processes import stubs
 
 from . import models
 from .world import ANSWER_WITHIN_S, World
@@ -94,10 +96,8 @@ class Troubles:
         self._world.fault(f"model {model} cannot be loaded any more")
 
     def _signal(self, pid: int, number: signal.Signals) -> None:
-        children = psutil.Process(pid).children()
-        stubs = [child.pid for child in children if is_stub(child)]
-        if stubs:
-            os.kill(self._random.choice(stubs), number)
+        if found := list(stubs(pid)):
+            os.kill(self._random.choice(found), number)
 
     def _repository(self, method: str, path: str, document: dict[str, object], port: int = 0) -> int:
         """The status, 0 where there is none; of the server of the life, or that of this port."""
@@ -124,11 +124,5 @@ class Kills(Troubles):
 
 
 def _config(text: str) -> dict[str, object]:
-    return {"parameters": {"config": text}}
-
-
-def is_stub(process: psutil.Process) -> bool:
-    try:
-        return any("triton_python_backend_stub" in word for word in process.cmdline())
-    except psutil.Error:
-        return False
+    """The body of a load with the configuration that a file would have."""
+    return {"parameters": {"config": render_json(parse_text(text, "config.pbtxt"))}}

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from tools.bench import servers
-from tools.bench.processes import MIB, rss_anon
+from tools.bench.processes import MIB, rss_anon, stubs
 from tools.bench.servers import Server
 from tools.chaos.everything.regions import PREFIX
 from tools.chaos.everything.scene import Everything
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
             for client in crowd:
                 client.start()
             before: Counter[str] = Counter()
-            stubs = []
+            shares = []
             for minute in range(1, options.minutes + 1):
                 time.sleep(options.seconds)
                 server.require_alive()
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
                 more = tally - before
                 before = tally
                 now = figures(server.pid)
-                stubs.append(now.stubs)
+                shares.append(now.stubs)
                 print(row(str(minute), more, options.seconds, now), flush=True)
             world.over = True
             for client in crowd:
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
             time.sleep(1.0)
             now = figures(server.pid)
             print(row("at rest", Counter(), options.seconds, now))
-            print("\n".join(most_grown([*stubs, now.stubs])))
+            print("\n".join(most_grown([*shares, now.stubs])))
     finally:
         world.over = True
         world.faults += [f"left: {text}" for text in scene.end(True)]
@@ -91,22 +91,22 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
 def figures(pid: int) -> Figures:
     parent = psutil.Process(pid)
     parent_anon = 0.0
-    stubs: dict[str, float] = defaultdict(float)
+    names = stubs(pid)
+    others: dict[str, float] = defaultdict(float)
     found = [0, 0, 0]
     for process in (parent, *parent.children(recursive=True)):
         with contextlib.suppress(psutil.Error, OSError):
-            command = process.cmdline()
             anonymous = rss_anon(process.pid) / MIB
             if process == parent:
                 parent_anon = anonymous
             else:
-                stubs[command[3] if "triton_python_backend_stub" in command else " ".join(command[1:3])] += anonymous
+                others[names.get(process.pid) or " ".join(process.cmdline()[1:3])] += anonymous
             for index, value in enumerate((1, process.num_fds(), process.num_threads())):
                 found[index] += value
     return Figures(
         parent.memory_info().rss / MIB,
         parent_anon,
-        dict(stubs),
+        dict(others),
         *found,
         sum(name.startswith(PREFIX) for name in os.listdir("/dev/shm")),
     )

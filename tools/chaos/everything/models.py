@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from tools.bench.repository import write_configured
 
-from ..models import CHAIN_CONFIG, WORKS_CONFIG
+from ..models import WORKS_CONFIG, each, ensemble
 
 # y = 3x + 1, and the turn that its configuration has: an answer that was kept from an earlier turn shows.
 CACHED = """\
@@ -79,20 +79,7 @@ instance_group [
 """
 
 # y = 5x, later than some can wait.
-LATE = """\
-import time
-
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        time.sleep(0.02)
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("Y", 5 * request.inputs()[0].as_numpy())])
-            for request in requests
-        ]
-"""
+LATE = each("5 * x", 0.02)
 LATE_CONFIG = """\
 backend: "python"
 max_batch_size: 2
@@ -124,20 +111,7 @@ dynamic_batching { }
 """
 
 # y = -6x - 3: `works` in Python, the sum of what it makes and x in ONNX, and a model that calls `works` with that.
-MIXED_CONFIG = (
-    CHAIN_CONFIG.partition("  step")[0]
-    + """\
-  step [
-    { model_name: "works" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "a" } },
-    {
-      model_name: "adds" model_version: -1
-      input_map { key: "A" value: "X" } input_map { key: "B" value: "a" } output_map { key: "SUM" value: "b" }
-    },
-    { model_name: "calls" model_version: -1 input_map { key: "X" value: "b" } output_map { key: "Y" value: "Y" } }
-  ]
-}
-"""
-)
+MIXED_CONFIG = ensemble("works X=X -> Y=a", "adds A=X B=a -> SUM=b", "calls X=b -> Y=Y")
 
 # y = 3x + 1, in a while, and sometimes an error: equal requests meet, and nobody gets the error of another.
 MOODY = """\
@@ -160,44 +134,13 @@ class TritonPythonModel:
 MOODY_CONFIG = WORKS_CONFIG + "response_cache { enable: true }\n"
 
 # y = 6x + 2: two steps that ask the same of `moody`, and the sum of what they get.
-TWINS_CONFIG = (
-    CHAIN_CONFIG.partition("  step")[0]
-    + """\
-  max_inflight_requests: 2
-  step [
-    { model_name: "moody" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "a" } },
-    { model_name: "moody" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "b" } },
-    {
-      model_name: "adds" model_version: -1
-      input_map { key: "A" value: "a" } input_map { key: "B" value: "b" } output_map { key: "SUM" value: "Y" }
-    }
-  ]
-}
-"""
+TWINS_CONFIG = ensemble(
+    "moody X=X -> Y=a", "moody X=X -> Y=b", "adds A=a B=b -> SUM=Y", more="  max_inflight_requests: 2"
 )
 
 # y = 10x and its release, which only its file tells. The ensemble answers the same, and both are cached.
-RELEASED = """\
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("Y", 10 * request.inputs()[0].as_numpy() + %d)])
-            for request in requests
-        ]
-"""
-FLOW_CONFIG = (
-    CHAIN_CONFIG.partition("  step")[0]
-    + """\
-  step [
-    { model_name: "released" model_version: -1 input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" } }
-  ]
-}
-response_cache { enable: true }
-"""
-)
+RELEASED = each("10 * x + %d")
+FLOW_CONFIG = ensemble("released X=X -> Y=Y") + "response_cache { enable: true }\n"
 
 # Members come before their ensembles.
 ADDED = ["cached", "limited", "urgent", "late", "echo", "adds", "mixed", "moody", "twins", "released", "flow"]
@@ -219,11 +162,6 @@ def write(repository: Path) -> None:
     # A store has no folders that are empty.
     for folder in repository.glob("*/1"):
         (folder / "version").touch()
-
-
-def works_text(instances: int) -> str:
-    """The configuration of `works` with as many instances, as a file has it."""
-    return WORKS_CONFIG.replace("count: 2", f"count: {instances}")
 
 
 def _sum() -> onnx.ModelProto:

@@ -15,7 +15,7 @@ from tests.redis_server import RedisServer
 from tests.s3_store import KEYS, S3Store
 
 from ..remains import marked
-from ..scenes import SPARE, Crowd, Pipelines, Scene, Start
+from ..scenes import SPARE, Crowd, Pipelines, Scene, Start, tracebacks
 from ..troubles import Troubles
 from ..world import Releases, World
 from . import clients, models, regions
@@ -145,9 +145,7 @@ class Everything(Scene):
         if self.redis is not None:
             self.tally["answers found in Redis"] = self.redis.hits
         for log in (self._life / "log", self._life / "neighbour" / "log"):
-            if log.exists() and "Traceback" in (text := log.read_text(errors="replace")):
-                at = text.index("Traceback")
-                left.append(f"a traceback in the log: {text[max(0, at - 300) : at + 2000]}")
+            left += tracebacks(log) if log.exists() else []
         shutil.rmtree(self._life)
         return left
 

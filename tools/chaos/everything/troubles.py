@@ -12,8 +12,10 @@ from typing import Any
 
 import psutil
 
-from ..models import NEGATES, SUMS, WORKS
-from ..troubles import INSTANCES, MODELS, Troubles, is_stub
+from tools.bench.processes import stubs
+
+from ..models import NEGATES, SUMS, WORKS, works_with
+from ..troubles import INSTANCES, MODELS, Troubles
 from ..world import World
 from . import models
 from .surroundings import Later
@@ -65,9 +67,8 @@ class TroublesOfAll(Troubles):
 
     def freeze_a_stub(self, pid: int) -> None:
         """A model that hangs: the server ends it when it has had its time."""
-        stubs = [child for child in psutil.Process(pid).children() if is_stub(child)]
-        if stubs:
-            stub = self._random.choice(stubs)
+        if found := list(stubs(pid)):
+            stub = psutil.Process(self._random.choice(found))
             stub.send_signal(signal.SIGSTOP)
             self._for_a_while(FREEZES_S, lambda: _continue(stub))
 
@@ -104,7 +105,7 @@ class TroublesOfAll(Troubles):
         self._for_a_while(HANGS_S, lambda: self._around.place.restore(model))
 
     def resize_on_disk(self, pid: int) -> None:
-        self._around.place.put("works", "config.pbtxt", models.works_text(self._random.choice([1, 2, 3])))
+        self._around.place.put("works", "config.pbtxt", works_with(self._random.choice([1, 2, 3])))
 
     def roll(self, pid: int) -> None:
         """Another release, on one server after the other; sometimes the first goes back instead."""
@@ -195,7 +196,7 @@ class TroublesOfAll(Troubles):
         if self._around.explicit:
             super().calm_down()
         else:
-            self._around.place.put("works", "config.pbtxt", models.works_text(INSTANCES))
+            self._around.place.put("works", "config.pbtxt", works_with(INSTANCES))
             self._change += 1
         self._all_come_back()
 

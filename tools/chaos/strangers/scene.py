@@ -5,25 +5,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
 from typing import ClassVar
 
-import psutil
 import uvicorn
 
 from stubserve.fleet.balancer import Addresses, Balancer
 from stubserve.fleet.directory import Change, Fleet, Front, ReplicaInfo
 from stubserve.fleet.fan_out import FanOut
 from tests.conformance.servers import free_ports
-from tools.bench.processes import MIB, rss_anon
+from tools.bench.processes import MIB, rss_anon, stubs
 
 from .. import http_clients
 from ..everything.surroundings import Neighbour
-from ..scenes import Crowd, Scene, Start
-from ..troubles import MODELS, Troubles, is_stub
+from ..scenes import Crowd, Scene, Start, tracebacks
+from ..troubles import MODELS, Troubles
 from ..world import HOST, World
 from . import clients, models
 from .stranger import Stranger
@@ -144,13 +145,10 @@ class Strangers(Scene):
             self._over.close()
             self._over = None
         for log in self.folder.glob("*.log"):
-            text = log.read_text(errors="replace")
+            if (size := log.stat().st_size >> 20) > LOG_MIB:
+                self._left.append(f"{size} MiB of log")
+            self._left += tracebacks(log)
             log.unlink()
-            if len(text) > LOG_MIB << 20:
-                self._left.append(f"{len(text) >> 20} MiB of log")
-            if "Traceback" in text:
-                at = text.index("Traceback")
-                self._left.append(f"a traceback in the log: {text[max(0, at - 300) : at + 2000]}")
         return self._left
 
     def close(self) -> None:
@@ -165,13 +163,11 @@ class TroublesWithStrangers(Troubles):
 
     def one(self, pid: int) -> None:
         super().one(pid)
-        for stub in filter(is_stub, psutil.Process(pid).children()):
+        for stub, name in stubs(pid).items():
             with contextlib.suppress(OSError):
-                if (size := rss_anon(stub.pid) / MIB) > STUB_MIB:
-                    words = stub.cmdline()
-                    name = words[words.index("triton_python_backend_stub") + 1]
+                if (size := rss_anon(stub) / MIB) > STUB_MIB:
                     self._world.fault(f"stub {name} has {size:.0f} MiB")
-                    stub.kill()
+                    os.kill(stub, signal.SIGKILL)
 
 
 async def _forget(change: Change) -> None:
