@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tritonclient.http
 import uvloop
+from tritonclient.utils import np_to_triton_dtype
 
 from tests.real_server import PATIENCE_S, Answer, Serving, binary_output, binary_request
 from tests.server.test_bls import eventually
@@ -143,3 +145,16 @@ def measure_copies(repository: Path, array: np.ndarray) -> tuple[np.ndarray, int
     finally:
         tracemalloc.stop()
     return np.frombuffer(answer[-TENSOR_BYTES:], np.float32), in_parent, committed
+
+
+def infer(library: Any, server: Serving, name: str, inputs: dict[str, Any], outputs: list[str] | None = None) -> Any:
+    """What a model answers to a client of Triton, by HTTP or gRPC."""
+    port = server.port if library is tritonclient.http else server.grpc_port
+    with library.InferenceServerClient(f"127.0.0.1:{port}") as client:
+        tensors = []
+        for key, array in inputs.items():
+            tensor = library.InferInput(key, list(array.shape), np_to_triton_dtype(array.dtype))
+            tensor.set_data_from_numpy(array)
+            tensors.append(tensor)
+        wanted = None if outputs is None else [library.InferRequestedOutput(key) for key in outputs]
+        return client.infer(name, tensors, outputs=wanted)

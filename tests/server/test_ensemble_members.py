@@ -99,13 +99,6 @@ def give_batches(config: Path, size: int) -> None:
     config.write_text(f"max_batch_size: {size}\n" + config.read_text().replace("dims: -1", "dims: 1"))
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    return folder
-
-
 def told(server: Serving, model: str) -> list[Any]:
     """What the model has said of its only request."""
     found: list[Any] = json.loads(server.wait_for(rf"told {model} (.*)").group(1))

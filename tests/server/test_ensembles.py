@@ -127,13 +127,6 @@ def write_join(repository: Path, name: str, count: int) -> None:
     write_model(repository, name, JOIN, f'{inputs}output {{ name: "OUTPUT0" data_type: TYPE_FP32 dims: -1 }}')
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    folder = tmp_path / "models"
-    folder.mkdir()
-    return folder
-
-
 @pytest.mark.parametrize("size", [2, 100_000])
 def test_a_chain_and_a_fan_of_models_that_write_to_their_input(repository: Path, size: int) -> None:
     """Small tensors travel in messages, large ones lie where all can read them; nobody sees what others write."""

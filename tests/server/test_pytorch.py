@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from tritonclient.utils import np_to_triton_dtype
 
 from stubserve.checking.inspection import inspect
 from stubserve.checking.repository import check_repositories
@@ -24,6 +23,7 @@ from tests.server.native_models import (
     check_batches_of_many_requests,
     check_kills,
     check_strings_that_are_no_text,
+    infer,
     measure_copies,
 )
 from tests.server.test_copies import COPIED_BYTES, TENSOR_BYTES
@@ -198,18 +198,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(repository: Path) -> Iterator[Serving]:
     with Serving(repository) as serving:
         yield serving
-
-
-def infer(library: Any, server: Serving, name: str, inputs: dict[str, Any], outputs: list[str] | None = None) -> Any:
-    port = server.port if library is tritonclient.http else server.grpc_port
-    with library.InferenceServerClient(f"127.0.0.1:{port}") as client:
-        tensors = []
-        for key, array in inputs.items():
-            tensor = library.InferInput(key, list(array.shape), np_to_triton_dtype(array.dtype))
-            tensor.set_data_from_numpy(array)
-            tensors.append(tensor)
-        wanted = None if outputs is None else [library.InferRequestedOutput(key) for key in outputs]
-        return client.infer(name, tensors, outputs=wanted)
 
 
 @pytest.mark.parametrize("rows", [2, 3000])
