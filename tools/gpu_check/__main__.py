@@ -64,7 +64,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.gpu_check", description="Checks what docs/guides/gpu.md promises on this machine's GPU."
+        prog="python -m tools.gpu_check", description="Checks what docs/gpu.md promises on this machine's GPU."
     )
     parser.add_argument("--device", type=int, default=0, help="which GPU, as the driver counts (default: %(default)s)")
     parser.add_argument(
