@@ -59,7 +59,7 @@ PLAIN = {
         "http/app.py http/asgi_request.py http/compression.py http/fallback.py http/infer_routes.py"
     ),
     "one function, of a module that is about something else": (
-        "api/request_options.py instances/instance.py repository/registry.py response_cache/store.py"
+        "api/request_options.py http/body.py instances/instance.py repository/registry.py response_cache/store.py"
     ),
 }
 # Models, by how large their batches are, and how they are scheduled
