@@ -18,7 +18,7 @@ import pytest
 from grpc import RpcError, StatusCode
 from tritonclient.grpc import service_pb2
 
-from tests.real_server import PATIENCE_S, Serving, binary_output, binary_request, write_model
+from tests.real_server import PATIENCE_S, WORK_S, Serving, binary_output, binary_request, write_model
 from tests.server.grpc_calls import Grpc, connected, request
 
 TALKATIVE = """
@@ -336,18 +336,12 @@ def test_an_idle_server_uses_no_cpu(repository: Path) -> None:
 
 def test_the_asgi_app_serves_the_same(repository: Path) -> None:
     write_model(repository, "echo")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     server = Serving(repository)
-    server.command = [
-        sys.executable, "-m", "uvicorn", "--factory", "stubserve.asgi:create_app", "--port", str(port)
-    ]  # fmt: skip
+    server.command = [sys.executable, "-m", "uvicorn", "--factory", "stubserve.asgi:create_app", "--port", "0"]
     server.environment["STUBSERVE_ARGS"] = str(repository)
-    server.port = port
     server.start()
     try:
-        server.wait_for("Uvicorn running on")
+        server.port = int(server.wait_for(r"Uvicorn running on http://127\.0\.0\.1:(\d+)", WORK_S)[1])
         array = np.arange(300_000, dtype=np.float32)
         np.testing.assert_array_equal(binary_output(server.infer_array("echo", array)), array)
         assert server.get("/v2/models/echo").json()["name"] == "echo"
