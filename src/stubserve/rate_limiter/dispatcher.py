@@ -25,8 +25,8 @@ request is refused that could run.
 # Compiled by mypyc.
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
 
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import BlockingCall, Waiter
@@ -34,6 +34,9 @@ from stubserve.inference.work import Work
 from stubserve.instances.instance import Instance
 from stubserve.instances.work import Results
 from stubserve.rate_limiter.limiter import Limited, RateLimiter
+from stubserve.schedulers.base import Scheduler
+from stubserve.serving.alarm import Alarm
+from stubserve.serving.delivery import Delivery
 from stubserve.serving.dispatcher import Dispatcher
 
 
@@ -64,9 +67,19 @@ class ResourceWait:
 class LimitedDispatcher(Dispatcher):
     """A `Dispatcher` with a rate limiter. Lives on the event loop."""
 
-    def __init__(self, limiter: RateLimiter, *of_queue: Any) -> None:
-        """`of_queue` is what any `Dispatcher` is made of."""
-        super().__init__(*of_queue)
+    def __init__(
+        self,
+        limiter: RateLimiter,
+        model: str,
+        scheduler: Scheduler,
+        delivery: Delivery,
+        clock: Callable[[], int] = time.monotonic_ns,
+        alarm: Callable[[Callable[[], None]], Alarm] = Alarm,
+        when_none_serves: Callable[[], None] = lambda: None,
+        at_stub: Callable[[Request], bool] = lambda _: False,
+        quarantine_s: float = 0.0,
+    ) -> None:
+        super().__init__(model, scheduler, delivery, clock, alarm, when_none_serves, at_stub, quarantine_s)
         self._limiter = limiter
         self._limited: dict[Instance, Limited] = {}
         # Those that could execute work, by their demands, the longest idle first

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from stubserve.inference.request import SEQUENCE_START, Request
@@ -25,14 +26,27 @@ from stubserve.inference.served_model import ServedModel
 from stubserve.inference.tensor import Tensor
 from stubserve.instances.instance import Instance
 from stubserve.sequences.batcher import SequenceBatcher
+from stubserve.serving.answering import StageMaker
+from stubserve.serving.dispatcher import Dispatcher
 from stubserve.serving.instance_model import InstanceModel
 
 
 class SequenceModel(InstanceModel):
     """An `InstanceModel` whose scheduler is a sequence batcher."""
 
-    def __init__(self, name: str, version: int, config: Any, scheduler: SequenceBatcher, *more: Any) -> None:
-        super().__init__(name, version, config, scheduler, *more)
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        config: Any,
+        scheduler: SequenceBatcher,
+        clock: Callable[[], int] = time.monotonic_ns,
+        make_queue: Callable[..., Dispatcher] = Dispatcher,
+        restart_wait_s: float = 0.0,
+        quarantine_s: float = 0.0,
+        front: Sequence[StageMaker] = (),
+    ) -> None:
+        super().__init__(name, version, config, scheduler, clock, make_queue, restart_wait_s, quarantine_s, front)
         self._sequences = scheduler
         # The model whose sequences are passed on, and the model that passes them on
         self._former: SequenceModel | None = None
