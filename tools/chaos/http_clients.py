@@ -20,6 +20,7 @@ class HttpClient(Client):
     """One connection that stays, as far as the server lets it. Its tensors have one of these `sizes`."""
 
     sizes: tuple[int, ...] = SIZES
+    input_name = "X"
 
     def __init__(self, world: World, seed: int) -> None:
         super().__init__(world, seed)
@@ -38,6 +39,15 @@ class HttpClient(Client):
         x = np.full((1, self.random.choice(self.sizes)), self.random.randrange(1 << 20), np.float32)
         x[0, -1] = self.random.randrange(1 << 20)
         return x
+
+    def request(self) -> tuple[np.ndarray, bytes, dict[str, str]]:
+        """A tensor, and the body that asks for it in binary, with its headers."""
+        x = self.tensor()
+        data = x.tobytes()
+        tensor = {"name": self.input_name, "datatype": "FP32", "shape": x.shape}
+        tensor["parameters"] = {"binary_data_size": len(data)}
+        text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        return x, text + data, {"Inference-Header-Content-Length": str(len(text))}
 
     def post(
         self,
@@ -61,7 +71,7 @@ class HttpClient(Client):
             raise ConnectionError(f"{error!r}") from error
         return response
 
-    def infer(self, model: str, name: str, datatype: str, data: list[Any], **members: Any) -> Any:
+    def infer_json(self, model: str, name: str, datatype: str, data: list[Any], **members: Any) -> Any:
         """The answer to one row of JSON. Raises as `post`."""
         tensor = {"name": name, "datatype": datatype, "shape": [1, len(data)], "data": data}
         body = json.dumps({"inputs": [tensor], **members}).encode()
@@ -102,15 +112,6 @@ class Binary(HttpClient):
     """Tensors behind JSON. What `model` answers is `factor` times the tensor and `more`."""
 
     model, factor, more = "works", 2.0, 1.0
-    input_name = "X"
-
-    def request(self) -> tuple[np.ndarray, bytes, dict[str, str]]:
-        x = self.tensor()
-        data = x.tobytes()
-        tensor = {"name": self.input_name, "datatype": "FP32", "shape": x.shape}
-        tensor["parameters"] = {"binary_data_size": len(data)}
-        text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-        return x, text + data, {"Inference-Header-Content-Length": str(len(text))}
 
     def ask(self) -> None:
         x, body, headers = self.request()
@@ -142,7 +143,7 @@ class Forks(Binary):
 class Json(HttpClient):
     def ask(self) -> None:
         x = [self.random.randrange(1 << 20) for _ in range(self.random.choice([1, 8, 2000]))]
-        answer = self.infer("works", "X", "FP32", x, id=self.name)
+        answer = self.infer_json("works", "X", "FP32", x, id=self.name)
         if answer["outputs"][0]["data"] != [2 * value + 1 for value in x] or answer["id"] != self.name:
             raise Wrong(f"works({x[:3]} x {len(x)}) = {str(answer)[:200]}")
 
@@ -158,7 +159,7 @@ class Sums(HttpClient):
 
     def ask(self) -> None:
         value, begins, ends = self.steps.next()
-        answer = self.infer(self.model, "X", "INT32", [value], parameters=self.steps.parameters(begins, ends))
+        answer = self.infer_json(self.model, "X", "INT32", [value], parameters=self.steps.parameters(begins, ends))
         self.steps.check(answer["outputs"][0]["data"][0])
 
 
@@ -198,7 +199,7 @@ class Vanishing(HttpClient):
     streaming = "counts"
 
     def ask(self) -> None:
-        _, body, headers = Binary.request(self)  # type: ignore[arg-type]
+        _, body, headers = self.request()
         model = self.random.choice([*self.tensor_models, self.streaming])
         path = f"/v2/models/{model}/{'generate_stream' if model == self.streaming else 'infer'}"
         if model == self.streaming:

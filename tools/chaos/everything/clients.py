@@ -59,7 +59,7 @@ class Late(HttpClient):
     def ask(self) -> None:
         x = [self.random.randrange(1 << 20) for _ in range(self.random.choice([1, 2000]))]
         parameters = {"priority": self.random.choice([1, 2]), "timeout": self.random.choice([1000, 30_000, 1_000_000])}
-        answer = self.infer("late", "X", "FP32", x, parameters=parameters)
+        answer = self.infer_json("late", "X", "FP32", x, parameters=parameters)
         if answer["outputs"][0]["data"] != [5 * value for value in x]:
             raise Wrong(f"late({x[:3]} x {len(x)}) = {str(answer)[:200]}")
 
@@ -70,7 +70,7 @@ class Texts(HttpClient):
     def ask(self) -> None:
         size = self.random.choice([0, 1, 50, 20_000])
         texts = [f"{self.name} {self.random.random()} {'ä' * size}" for _ in range(self.random.choice([1, 8]))]
-        answer = self.infer("echo", "INPUT0", "BYTES", texts)
+        answer = self.infer_json("echo", "INPUT0", "BYTES", texts)
         if answer["outputs"][0]["data"] != texts:
             raise Wrong(f"echo({texts[0][:50]!r}, ...) = {str(answer)[:200]}")
 
@@ -93,7 +93,7 @@ class Cached(HttpClient):
 
     def answered(self, x: np.ndarray) -> int:
         """The turn of the model that has answered. Raises Wrong."""
-        outputs = self.infer("cached", "X", "FP32", x[0].tolist())["outputs"]
+        outputs = self.infer_json("cached", "X", "FP32", x[0].tolist())["outputs"]
         values = {output["name"]: output["data"] for output in outputs}
         if values["Y"] != (3 * x[0] + 1).tolist():
             raise Wrong(f"cached({x[0, 0]} x {x.size}) = {values['Y'][:3]}")
@@ -165,7 +165,7 @@ class Released(HttpClient):
         began = len(server.history)
         model = self.random.choice(["released", "flow"])
         x = np.full((1, self.random.choice([1, 3000])), self.random.randrange(20), np.float32)
-        y = np.array(self.infer(model, "X", "FP32", x[0].tolist())["outputs"][0]["data"])
+        y = np.array(self.infer_json(model, "X", "FP32", x[0].tolist())["outputs"][0]["data"])
         due = server.since(began)
         if not any(np.array_equal(y, 10 * x[0] + release) for release in due):
             which = "the neighbour" if server.port else "the server"

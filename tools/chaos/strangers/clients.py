@@ -155,7 +155,7 @@ class Poison(HttpClient):
     pause_s = 0.3
 
     def ask(self) -> None:
-        raise Wrong(f"poison was survived: {str(self.infer('poisoned', 'X', 'FP32', [-1]))[:200]}")
+        raise Wrong(f"poison was survived: {str(self.infer_json('poisoned', 'X', 'FP32', [-1]))[:200]}")
 
 
 class Healthy(Binary):
