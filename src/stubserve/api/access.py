@@ -54,7 +54,8 @@ class Access:
     """The rules of one protocol: `restricted` has, per kind, the header and the value that it requires.
 
     `open_kinds` need no token. `restriction` is the error for a client without the header, with a place for its name.
-    `credentials` are the names of all headers that decide, in lower case. `owner` is the secret of who has all rights.
+    `credentials` are the names of all headers that decide, in lower case. `owner` is the secret of the program that has
+    all rights.
     """
 
     def __init__(

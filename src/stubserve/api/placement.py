@@ -46,7 +46,7 @@ class Slot(NamedTuple):
 
     @property
     def on_device(self) -> bool:
-        """Whether it goes into its client's memory on a GPU, which takes long."""
+        """Whether the output goes into its client's memory on a GPU, which takes long."""
         return self.region is not None and self.region.region.on_device
 
 

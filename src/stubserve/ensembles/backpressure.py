@@ -74,7 +74,7 @@ class RunsAtGates:
         self._gates = gates
         self._waiting: dict[Run, Callable[[Run], None]] = {}
         self._inside: set[Run] = set()
-        # Of runs that have not passed: the run that has made them possible. Those of the latter that have ended
+        # For each run that has not passed, the run that made it possible; and those of the latter runs that have ended
         self._causes: dict[Run, Run] = {}
         self._over: set[Run] = set()
 
@@ -158,7 +158,7 @@ class StepPauses:
         # Requests of each step that are under way or wait
         self._load: Counter[Step] = Counter()
         self._paused: dict[Request, Step] = {}
-        # Those that wait for no later step any more
+        # Requests that wait for no later step any more
         self._lifted: set[Request] = set()
 
     def begun(self, step: Step) -> None:

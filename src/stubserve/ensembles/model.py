@@ -161,7 +161,7 @@ class EnsembleModel(AnsweringModel):
             return False
 
     def waiters_for(self, request: Request | None) -> Sequence[Waiter]:
-        """Its run, or one that is to come: an ensemble takes every request itself, and then waits for its members."""
+        """The run of the request, or one that is to come. An ensemble takes all requests, and waits for members."""
         run = None if request is None else self._runs.under_way.get(self._leader_of(request))
         return (self._coming if run is None else run,)
 

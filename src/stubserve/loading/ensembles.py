@@ -183,7 +183,7 @@ class Ensembles:
                 if not await self._load(name):
                     log.error("ensemble '%s' is unloaded: it cannot be served with its members as they are", name)
                     await self._retire(name)
-                    # It comes back only when it is loaded by name.
+                    # The ensemble comes back only when it is loaded by name.
                     self.away.pop(name, None)
         log.error("ensembles still do not fit their members after %d rounds of loading", _ROUNDS)
 

@@ -130,7 +130,7 @@ class Loader:
         first: Stub | None = None
         model: InstanceModel | None = None
         config_json = render_json(config)
-        # Its first request starts it, if its configuration needs no completion by the model.
+        # The first request starts the model, if the configuration needs no completion by the model.
         complete = candidate.has_config and bool(config.input) and bool(config.output)
         asleep = self._settings.start_asleep and has_program and complete
         if self._completes and not asleep:

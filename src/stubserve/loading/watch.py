@@ -207,7 +207,7 @@ async def _changes(repositories: Sequence[Path]) -> AsyncIterator[None]:
     # Folders that links in a repository lead to as well: the watch does not follow links.
     links = (path for repository in repositories for depth in ("*", "*/*") for path in repository.glob(depth))
     watched = [*repositories, *(link.resolve() for link in links if link.is_symlink() and link.is_dir())]
-    # Its own filter leaves out files that Python and editors write beside the saved ones.
+    # The filter of watchfiles leaves out files that Python and editors write beside the saved ones.
     async for changed in awatch(*watched, debounce=200, rust_timeout=_QUIET_MS, yield_on_timeout=True):
         if not began:
             log.info("watching %s for changes", ", ".join(map(str, repositories)))

@@ -82,11 +82,11 @@ class LimitedDispatcher(Dispatcher):
         super().__init__(model, scheduler, delivery, clock, alarm, when_none_serves, at_stub, quarantine_s)
         self._limiter = limiter
         self._limited: dict[Instance, Limited] = {}
-        # Those that could execute work, by their demands, the longest idle first
+        # Instances that could execute work, by their demands, the longest idle first
         self._parked: dict[tuple[object, int], dict[Limited, None]] = {}
         # The instance that holds its resources and may get more work
         self._ahead: Limited | None = None
-        # Those that get no more work, and how much they still have
+        # Instances that get no more work, and how much they still have
         self._finishing: dict[Limited, int] = {}
         # During a decision: whether to decide once more
         self._deciding = False

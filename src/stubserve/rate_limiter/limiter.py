@@ -82,9 +82,9 @@ class Limited:
         # What it has had, and the tag at which its present run began
         self.tag = 0
         self.since = 0
-        # Whether it has begun to execute since it got its resources
+        # Whether the instance has begun to execute since it got its resources
         self.ran = False
-        # Its own place in its line
+        # The place of the instance in its line
         self.number = 0
 
     @property

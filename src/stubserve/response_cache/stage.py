@@ -103,7 +103,7 @@ class CacheStage(Stage):
     def enqueue(self, request: Request) -> None:
         """Answers a request from the cache, or queues it."""
         if request.regions is not None or isinstance(request.requested_outputs, dict):
-            # Its tensors may lie where only stubs read them.
+            # Tensors of the request may lie where only stubs read them.
             self._queue.enqueue(request)
             return
         request.queue_start_ns = asked_ns = self._clock()
@@ -189,7 +189,7 @@ class CacheStage(Stage):
             log.exception("the response cache failed for a request to model '%s', which is computed", self._name)
         asked.took_ns = self._clock() - asked_ns
         if not self._queue.leave_place(request):
-            # It has been answered: its place went to another client's request, or its own client has gone.
+            # The request has been answered: another client's request has taken its place, or the client has gone.
             if response is not None:
                 drop_blocks(response.outputs)
         elif response is not None:

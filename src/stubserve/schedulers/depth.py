@@ -60,7 +60,7 @@ FORGOTTEN: Final = 1 / 64
 _PART: Final = 1 / 32
 # "No doubt" is this many standard errors of the line's slope, as if the line went through the last 1 / _PART executions
 _ERRORS: Final = 3
-# No judgement before this many executions, and halves are tried again after this many
+# Executions before the first judgement, and executions after which halves are tried again
 FIRST: Final = 32
 AGAIN: Final = 64
 # Half of fewer requests is too little work for the cost of its messages

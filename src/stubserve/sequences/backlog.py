@@ -122,7 +122,7 @@ class Backlog:
         return waiting
 
     def open_sequences(self) -> list[SequenceId]:
-        """Those that may get further requests."""
+        """The sequences that may get further requests."""
         return list(self._open)
 
     def take_with(self, request: Request) -> Waiting | None:

@@ -109,7 +109,7 @@ class SequenceModel(InstanceModel):
             self._former.cancel(request)
 
     def _refuse_if_down(self) -> None:
-        """Its sequences go on in the model that takes over from it, if no instance is there, or will be."""
+        """Sequences go on in the model that takes over, if this model has no instance and will have none."""
         super()._refuse_if_down()
         successor, states = self._successor, self._sequences.states
         if successor is not None and states is not None and self.down() and not self._restarting():

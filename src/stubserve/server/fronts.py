@@ -129,7 +129,7 @@ def _config(server: Server, app: Any, **more: Any) -> uvicorn.Config:
 
 def grpc_server(server: Server) -> Http2Transport:
     """The gRPC front end of a server, listening. Raises OSError."""
-    # Here, so that a server does not pay for gRPC that it does not serve.
+    # Imported here, so that a server does not pay for gRPC that it does not serve.
     from stubserve.grpc.http2.connection import Http2Transport
     from stubserve.grpc.service import Service, rpc_access
 

@@ -45,7 +45,7 @@ class AnsweringModel:
 
     @property
     def latencies(self) -> Latencies | None:
-        """The counts of its latencies, None if they are switched off."""
+        """The latencies that the model counts, None if none are counted."""
         return self.delivery.latencies
 
     @latencies.setter

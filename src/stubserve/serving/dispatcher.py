@@ -251,7 +251,7 @@ class Dispatcher(Stage):
                 if decision.ended_sequences:
                     self._tell_over(decision.ended_sequences)  # type: ignore[arg-type]
                 if decision.run:
-                    self._hand_out(decision.run, now)  # type: ignore[arg-type]  # instances are all that it knows
+                    self._hand_out(decision.run, now)  # type: ignore[arg-type]  # the scheduler knows only instances
                 for request, error in decision.answer:
                     outcome = CANCELLED if error.code is Code.CANCELLED else REJECTED
                     self._delivery.fail((request,), error, outcome)
@@ -318,7 +318,7 @@ class Dispatcher(Stage):
         try:
             self._delivery.fail(self.drain(), error, OTHER_FAILURE)
             for instance in self._depth.idle():
-                self._offer(instance)  # type: ignore[arg-type]  # instances are all that it knows
+                self._offer(instance)  # type: ignore[arg-type]  # the scheduler knows only instances
         except Exception:
             log.exception("the scheduler of model '%s' cannot be used any more", self._model)
 

@@ -44,7 +44,8 @@ class ModelInstances(AnsweringModel):
         self._retiring: dict[Instance, asyncio.Task[None]] = {}
         self._sleep_after_s = 0.0
         self._asleep = False
-        # Its way to sleep or back; how many requests had been answered at the last look, and for how many looks so many
+        # The task that puts the model to sleep or wakes it; how many requests had been answered at the last look, and
+        # for how many looks so many
         self._change: asyncio.Task[None] | None = None
         self._answered = 0
         self._quiet_looks = 0
