@@ -93,7 +93,6 @@ class Server:
         # The model version that a question is about, which costs nothing, and the one for an inference request; both by
         # name and version. Raise ServeError. When the server stops they refuse everything.
         self.known_model = self._registry.find
-        self.parts = parts_of(settings) if parts is None else parts
         self.find_model: Find = self._registry.find
         for part in self.parts:
             self.find_model = part.finder(self.find_model)
