@@ -188,3 +188,19 @@ def test_an_unload_while_it_wakes(repository: Path) -> None:
         (sleeping.folder / "initialize").touch()
         assert asked.result(PATIENCE_S).status == 200
         server.wait_for("successfully unloaded 'model' version 1")
+
+
+def test_an_instance_that_is_replaced_while_it_wakes_is_ended(repository: Path) -> None:
+    two = "instance_group [ { kind: KIND_CPU count: 2 } ]"
+    write_model(repository, "model", SLOW, io_config(extra=two))
+    sleeping = Sleeping(repository, "--model-control-mode=explicit", "--load-model=*", "--start-asleep", seconds=600)
+    with sleeping.server as server, ThreadPoolExecutor(1) as pool:
+        (sleeping.folder / "waits").touch()
+        asked = pool.submit(sleeping.ask, "model", 4)
+        server.wait_for("(?s)waits in initialize.*waits in initialize")
+        (sleeping.folder / "waits").unlink()
+        (sleeping.folder / "config.pbtxt").write_text(io_config(extra=two.replace("2", "1")))
+        assert server.request("POST", "/v2/repository/models/model/load", b"{}").status == 200
+        assert asked.result(PATIENCE_S) == 4
+        eventually(lambda: len(server.stub_pids()) == 1)
+        assert sleeping.ask(value=5) == 5

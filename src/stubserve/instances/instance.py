@@ -106,9 +106,13 @@ class Instance:
         await self._end_stub(timeout_s)
 
     async def wake(self) -> None:
-        """As `start`, for a sleeping instance. If it raises, the start is tried again as after a death."""
+        """As `start`, for a sleeping instance. If it raises, the start is tried again as after a death.
+
+        It is cancelled if the instance is not wanted any more.
+        """
+        self._restart = asyncio.get_running_loop().create_task(self.start())
         try:
-            await self.start()
+            await self._restart
         except Exception as raised:
             error = self._why_not_started(raised)
             self._restart_in(self._delay_after(error))
@@ -277,7 +281,6 @@ class Instance:
         self.state = InstanceState.READY
         self._ready_at = time.monotonic()
         self._warmed = stub.work.batches
-        self._look_for_end()
         self._owner.on_ready(self)
 
     async def _start_again(self, delay: float | None) -> None:
