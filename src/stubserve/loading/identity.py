@@ -2,7 +2,7 @@
 
 A cache of this server alone takes a new number with each load, since a load means that something may be different. A
 cache that several servers share, and that outlives them, needs an identity that is the same everywhere. It is a digest
-of the configuration (without the places and number of instances), of the contents of the version's folder, and of the
+of the configuration (without what may change while it serves), of the contents of the version's folder, and of the
 program if it is a backend's; for an ensemble, of its members' identities instead. For a moment a member may be newer
 than its ensemble, and a stub may have found other files than those that were read for the identity, before its start:
 answers are then not kept (`Response.transient`).
@@ -19,7 +19,7 @@ from typing import Any
 
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.launcher import Launcher
-from stubserve.model_config.complete import copy_of
+from stubserve.model_config.complete import without_instances
 
 log = logging.getLogger("stubserve.repository")
 
@@ -50,8 +50,7 @@ def _add(digest: Any, folder: Path, pattern: str) -> None:
 
 def identity_of(config: Any, version: int, rest: bytes) -> bytes:
     """The same for equal configurations and an equal `rest`: the `digest_of` files, or the identities of members."""
-    said = copy_of(config)
-    said.ClearField("instance_group")
+    said = without_instances(config)
     return sha256(b"%d %b%b" % (version, sha256(said.SerializeToString(deterministic=True)).digest(), rest)).digest()
 
 
