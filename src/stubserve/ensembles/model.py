@@ -1,8 +1,8 @@
 """One loaded version of an ensemble: a `ServedModel` that has no instances, only members.
 
-A request is admitted as for any model, and becomes a run (`ensemble_run`) with the next poll. The run finds the members
-in the registry when it begins, and keeps them from being taken down until it is over. So a request meets one version of
-each member, and a reload of a member costs no request. The ensemble remembers the members it was loaded with
+A request is admitted as for any model, and becomes a run (`ensembles.run`) with the next poll. The run finds the
+members in the registry when it begins, and keeps them from being taken down until it is over. So a request meets one
+version of each member, and a reload of a member costs no request. The ensemble remembers the members it was loaded with
 (`members`), so that model control sees when it must be loaded again.
 
 An ensemble is ready when all its members are; it is down when one of them is missing, or is down.

@@ -1,6 +1,6 @@
 """One request to an ensemble: turns the runs of the flow into requests to members.
 
-`schedulers.ensemble.flow` decides what runs when. Here its tensors get memory, its runs become requests, and their
+`ensembles.flow` decides what runs when. Here its tensors get memory, its runs become requests, and their
 answers become tensors again.
 
 **Memory.** No tensor is copied between steps. Each use of a tensor is one hold on its span. The hold of a step's input

@@ -16,7 +16,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from stubserve.errors import ServeError, invalid
 from stubserve.loading.changes import Turn
@@ -25,10 +24,6 @@ from stubserve.repository.candidate import Candidate
 from stubserve.repository.folder import available_versions
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.repository.repositories import Repositories
-
-if TYPE_CHECKING:
-    # A server without ensembles does not load what they are made of.
-    pass
 
 log = logging.getLogger("stubserve.repository")
 

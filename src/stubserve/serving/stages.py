@@ -8,7 +8,7 @@
     instance    `instances.instance.Instance`            puts the batch into the ring of its stub
 
 The list (`AnsweringModel.stages`) is in the order in which they are passed. Each stage knows the next one, and nothing
-of the list changes later. Most models have the queue alone; an ensemble begins a run instead (`ensemble_model`).
+of the list changes later. Most models have the queue alone; an ensemble begins a run instead (`ensembles.model`).
 What a stub reports of requests goes from `instances.work` to the queue, which passes answers on by the `Delivery`.
 """
 

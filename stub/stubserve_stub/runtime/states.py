@@ -10,7 +10,7 @@ which sequence each request belongs, by a number that is never used again.
   answer. All are checked before the first is taken. So a failed update leaves the states as they were, and the sequence
   may go on, as in upstream. A state that the answer leaves out stays as it was, too, with a line in the log (upstream
   logs nothing).
-- After the request with END nothing is kept. The parent says when a sequence ends without END (`over`).
+- After the request with END nothing is kept. The parent says when a sequence ends without END (`drop_states`).
 - With `iterative_sequence` a request executes many times and END means nothing: its states are kept until the parent
   says that the sequence is over.
 
