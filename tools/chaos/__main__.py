@@ -68,7 +68,7 @@ A fault is: a success that does not follow from its request; a request that does
 lost while its server lives; what a server leaves behind; descriptors, or more than
 {GROWTH_MIB:.0f} MiB of the server's memory, that a life has more at its end than after a quarter of it. Some
 descriptors come with load and stay, and are spared: segments of memory for as many stubs as there were at one
-time, alarms, the process that sends traces, up to 16 connections to Redis.
+time, alarms, the processes that send traces and read large JSON, up to 16 connections to Redis.
 Memory is, while nobody asks, what the C library (mallinfo2) and Python have given out, or what is anonymous (RssAnon)
 after malloc_trim: the lesser, as a leak is in both. An answer that is an error is no fault."""
 
