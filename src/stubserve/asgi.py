@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import shlex
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -21,7 +21,7 @@ from stubserve.errors import ServeError
 from stubserve.flags import parse_arguments
 from stubserve.flags.table import FLAGS
 from stubserve.http.app import create_app as create_http_app
-from stubserve.parts import Part, parts_of
+from stubserve.parts import parts_of
 from stubserve.server.server import Server
 from stubserve.settings.groups import Settings
 
@@ -66,8 +66,8 @@ class _Deferred:
     def __init__(self) -> None:
         self._server: Server | None = None
 
-    def start(self, settings: Settings, parts: Sequence[Part]) -> Server:
-        self._server = Server(settings, parts)
+    def start(self, settings: Settings) -> Server:
+        self._server = Server(settings)
         return self._server
 
     def __getattr__(self, name: str) -> Any:
@@ -82,12 +82,11 @@ def create_app(settings: Settings | None = None) -> Starlette:
     # There is no port where metrics could be read, and what a host serves at its address is not known here.
     http, metrics = replace(settings.http, try_page=False), replace(settings.metrics, allow=False)
     chosen = replace(settings, http=http, metrics=metrics)
-    parts = parts_of(chosen)
     deferred = _Deferred()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        server = deferred.start(chosen, parts)
+        server = deferred.start(chosen)
         for notice in notices:
             log.warning(notice)
         try:
@@ -104,4 +103,5 @@ def create_app(settings: Settings | None = None) -> Starlette:
         finally:
             await server.stop()
 
-    return create_http_app(deferred, parts, lifespan=lifespan, cors_origins=chosen.http.cors_origins)
+    # These parts only give the app its routes: a host may start the app again, and each server has parts of its own.
+    return create_http_app(deferred, parts_of(chosen), lifespan=lifespan, cors_origins=chosen.http.cors_origins)

@@ -7,7 +7,7 @@ import difflib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
 from stubserve.observability.metrics import MachineMetrics, ServerMetrics
-from stubserve.parts import Find, Part, Sample, is_installed, not_installed, parts_of, require
+from stubserve.parts import Find, Sample, is_installed, not_installed, parts_of, require
 from stubserve.repository.folder import list_names
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.settings.groups import EXPLICIT, NONE, POLL, Settings
@@ -48,14 +48,11 @@ log = logging.getLogger("stubserve.server")
 
 
 class Server:
-    """One server: its models and shared memory, and all that the protocols need. Without `parts` it makes them.
+    """One server: its models and shared memory, and all that the protocols need. Raises OSError, Unusable."""
 
-    Raises OSError, Unusable.
-    """
-
-    def __init__(self, settings: Settings, parts: Sequence[Part] | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.parts = parts_of(settings) if parts is None else parts
+        self.parts = parts_of(settings)
         self.log_settings = logs.configure(settings.logging)
         self.name = settings.id
         self.version = __version__
