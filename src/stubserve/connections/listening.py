@@ -32,9 +32,9 @@ from stubserve.inference.long_work import Offload
 
 log = logging.getLogger("stubserve.server")
 
-# How many connections may wait to be accepted. The server of a listener sets it again.
 # Seconds for a client's part of a TLS handshake
 HANDSHAKE_S = 10.0
+# How many connections may wait to be accepted. The server of a listener sets it again.
 BACKLOG = 2048
 # Seconds of accepting, or of looking, in a pass of the loop, at least and at most; part of the time since the last one
 _PASS_S = 0.001
