@@ -7,7 +7,7 @@ import difflib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from stubserve.observability import logs
 from stubserve.observability.custom_metrics import MetricRegistry
 from stubserve.observability.families import RESERVED
 from stubserve.observability.metrics import MachineMetrics, ServerMetrics
-from stubserve.parts import Find, Sample, is_installed, not_installed, parts_of, require
+from stubserve.parts import Find, Part, Sample, is_installed, not_installed, parts_of, require
 from stubserve.repository.folder import list_names
 from stubserve.repository.registry import UNLOADED, Registry, VersionState
 from stubserve.settings.groups import EXPLICIT, NONE, POLL, Settings
@@ -52,7 +52,7 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.parts = parts_of(settings)
+        self.parts: Sequence[Part] = parts_of(settings)
         self.log_settings = logs.configure(settings.logging)
         self.name = settings.id
         self.version = __version__
