@@ -24,7 +24,6 @@ import uvloop
 
 from stubserve.connections.listening import listen
 from stubserve.flags import parse_arguments
-from stubserve.http.endpoint import HttpEndpoint
 from stubserve.server.fronts import grpc_server, http_server
 from stubserve.server.server import Server
 from tests.real_server import PATIENCE_S, Serving, binary_request, io_config, write_model
@@ -185,7 +184,7 @@ async def serving(repository: Path) -> AsyncIterator[tuple[Server, int]]:
     )
     server = Server(settings)
     listener = listen("127.0.0.1", 0)
-    http = http_server(server, HttpEndpoint(server))
+    http = http_server(server)
     running = asyncio.ensure_future(http.serve([listener]))
     try:
         assert await server.load()
