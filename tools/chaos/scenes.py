@@ -17,7 +17,7 @@ Crowd = list[tuple[type[Client], int]]
 SEGMENT = "/memfd:stubserve (deleted)"
 # Stubs come and go between two looks at their number, a model's alarm comes when a request first has to wait, and the
 # process that sends traces to a collector, with two pipes, comes with the first trace.
-SPARE = {SEGMENT: 5, "anon_inode:[timerfd]": 4, "pipe:[N]": 2, "socket:[N]": 1}
+SPARE = {SEGMENT: 5, "anon_inode:[timerfd]": 4, "pipe:[N]": 2}
 
 
 @dataclass(frozen=True)

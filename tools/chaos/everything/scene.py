@@ -125,7 +125,7 @@ class Everything(Scene):
         """Connections of a collector and of a store come and go, and the process that sends spans is started by the
         first. Those to Redis stay: as many as were ever used at the same time, until Redis ends.
         """
-        sockets = 5 if self.redis is None else 5 + REDIS_CONNECTIONS
+        sockets = 4 if self.redis is None else 4 + REDIS_CONNECTIONS
         return {**SPARE, "socket:[N]": sockets, "pipe:[N]": 2}
 
     def troubles(self) -> Troubles:

@@ -23,7 +23,7 @@ from tools.bench.processes import MIB, rss_anon, stubs
 
 from .. import http_clients
 from ..everything.surroundings import Neighbour
-from ..scenes import Crowd, Scene, Start, tracebacks
+from ..scenes import SPARE, Crowd, Scene, Start, tracebacks
 from ..troubles import MODELS, Troubles
 from ..world import HOST, World
 from . import clients, models
@@ -65,6 +65,11 @@ class Strangers(Scene):
         world.stranger = self._stranger = Stranger(folder / "stranger")
         models.write(folder / "models", self._stranger.port)
         self._over: contextlib.ExitStack | None = None
+
+    @property
+    def spare(self) -> dict[str, int]:
+        """The process that reads large JSON is started by the first of these requests."""
+        return {**SPARE, "socket:[N]": 1}
 
     def troubles(self) -> Troubles:
         return TroublesWithStrangers(self.world, self.number, [*MODELS, *models.NAMES])
