@@ -128,6 +128,41 @@ def test_settings_reach_all_and_questions_change_nothing(servers: Servers) -> No
     assert servers.http("GET", "/v2/logging")[1]["log_info"] is False
 
 
+def test_a_setting_waits_for_the_one_before() -> None:
+    """Two at a time could come to two replicas in two orders, and then last."""
+    open_settings = most = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal open_settings, most
+        await reader.readuntil(b"{}")
+        open_settings += 1
+        most = max(most, open_settings)
+        if most == 2:
+            both.set()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(both.wait(), 0.2)
+        open_settings -= 1
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        writer.close()
+
+    async def record(change: Change) -> None:
+        pass
+
+    async def run() -> None:
+        nonlocal both
+        both = asyncio.Event()
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            fleet = Fleet(1, [ReplicaInfo("1", "all", (), "127.0.0.1", port, port, port)], [], {"all": ()})
+            ask = FanOut(lambda: fleet, record).ask
+            replies = await asyncio.gather(*(ask("POST", "/v2/logging", b"{}") for _ in range(2)))
+        assert [reply.status for reply in replies] == [200, 200]
+
+    both: asyncio.Event
+    asyncio.run(run())
+    assert most == 1
+
+
 def test_what_is_not_for_a_fleet(servers: Servers) -> None:
     status, text = servers.http("POST", "/v2/systemsharedmemory/region/a/register", {})
     assert (status, "not for a fleet" in text) == (400, True)

@@ -4,6 +4,7 @@ One request is sent to all replicas at once, and its answer says what all of the
 
 - A load, an unload or a setting succeeds if it does at each replica. Otherwise the answer names those that failed, and
   says why; the others have made the change. It is kept for replicas that start later, and for those that failed.
+  Settings are made one after the other, so that they come to all replicas in one order.
 - The index names a model once; it is READY if it is at each replica.
 - Statistics are added up. Metrics get a label `replica`.
 - Over gRPC the messages of all replicas are put one behind the other. By protobuf's rules that is one message in which
@@ -18,6 +19,7 @@ Clients' shared memory is refused: it lies on one machine, and the replicas on s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Callable, Coroutine
@@ -75,6 +77,7 @@ class FanOut:
     def __init__(self, fleet: Callable[[], Fleet], record: Record) -> None:
         self._fleet = fleet
         self._record = record
+        self._setting = asyncio.Lock()
 
     def app(self) -> Starlette:
         """For HTTP."""
@@ -123,11 +126,12 @@ class FanOut:
         model = found["model"] if found else ""
         target = quote(path, safe=SAFE) + mark + query
         timeout_s = _LOAD_S if loads else _QUESTION_S
-        replies = await self._each(
-            model, lambda one: ask_replica(one, target, body, timeout_s, method, headers), loads is not None
-        )
-        if method == "POST" and not path.endswith("/index"):
-            await self._keep(model, f"model {model}" if loads else path, target, body, replies)
+        ask_one = lambda one: ask_replica(one, target, body, timeout_s, method, headers)  # noqa: E731
+        changes = method == "POST" and not path.endswith("/index")
+        async with self._setting if changes and not loads else contextlib.nullcontext():
+            replies = await self._each(model, ask_one, loads is not None)
+            if changes:
+                await self._keep(model, f"model {model}" if loads else path, target, body, replies)
         failed = _failed(replies)
         if failed.status != 200:
             return failed
@@ -154,12 +158,12 @@ class FanOut:
         if not loads and len(message) > _MOST_OF_OTHERS:
             return Reply(400, f"such a call of all replicas may have {_MOST_OF_OTHERS} bytes".encode())
         path, timeout_s = GRPC_SERVICE + method, _LOAD_S if loads else _QUESTION_S
-        replies = await self._each(
-            model, lambda one: ask_replica(one, path, message, timeout_s, headers=headers), loads
-        )
-        if method in _CHANGES and (sets or loads):
-            what = f"model {model}" if "Model" in method else f"{method} {model}"
-            await self._keep(model, what, path, message, replies)
+        ask_one = lambda one: ask_replica(one, path, message, timeout_s, headers=headers)  # noqa: E731
+        changes = method in _CHANGES and (sets or loads)
+        async with self._setting if changes and not loads else contextlib.nullcontext():
+            replies = await self._each(model, ask_one, loads)
+            if changes:
+                await self._keep(model, f"model {model}" if loads else f"{method} {model}", path, message, replies)
         failed = _failed(replies)
         return Reply(200, b"".join(reply.body for _, reply in replies)) if failed.status == 200 else failed
 
