@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 
-from stubserve.parts import PARTS
+from stubserve.parts import IMPORTED_BY_NEED, PARTS
 from tests.real_server import WORK_S, Serving, write_model
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +44,7 @@ DOORS = {
     name: backend(name)
     for name in ("onnxruntime", "pytorch", "tensorrt", "llamacpp", "remote", "video", "tracking", "identity", "repeat")
 }
-DOORS |= {folder.rpartition(".")[2]: part(folder) for folder in PARTS}
+DOORS |= {folder.rpartition(".")[2]: part(folder) for folder in (*PARTS, *IMPORTED_BY_NEED)}
 DOORS |= {name: Door(f"src/stubserve/{name}") for name in ("fleet", "client", "testing")}
 # The cases that a change breaks least often
 LONG = ("memory_pressure", "gpu_metrics", "cloud", "agents", "fleet", "client", "testing")

@@ -1,4 +1,4 @@
-"""The parts of a server: what optional features add to it. Each is a folder, and its line in PARTS.
+"""The parts of a server: what optional features add to it. Each is a folder, and a line here that names the folder.
 
 The module `part` of such a folder says all that a feature adds to a server: a subclass of `Part`, named PART. All
 servers import these modules, so they are light: a part that its settings leave off imports nothing more. The settings
@@ -28,17 +28,20 @@ PARTS = (
     "observability.traces",
     "observability.gpu_metrics",
     "observability.memory_pressure",
+    "response_cache",
+    "commands",
+    "http.pages",
+    "http.openai",
+    "http.platforms",
+)
+# Those of parts that add nothing to a server itself, and have no module `part`: what asks for them imports them.
+IMPORTED_BY_NEED = (
     "repository.cloud",
     "repository.agents",
     "sequences",
     "ensembles",
     "rate_limiter",
-    "response_cache",
     "redis_store",
-    "commands",
-    "http.pages",
-    "http.openai",
-    "http.platforms",
 )
 
 # Finds a model version by name and version, for a request. Raises ServeError.
@@ -103,10 +106,7 @@ class Part:
         return ""
 
     def addresses(self, http: str, metrics: str, models: Sequence[ServedModel]) -> Mapping[str, str]:
-        """What people are told at the end of a start, by title: of the port of HTTP, or of that of metrics.
-
-        It is the one whose URL is not empty.
-        """
+        """What people are told at the end of a start, by title. One of the two ports has its URL here, the other ''."""
         return {}
 
     def samples(self) -> Iterable[Sample]:
@@ -119,8 +119,8 @@ def parts_of(settings: Settings) -> list[Part]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether there is a part whose folder has this name."""
-    return any(folder.rpartition(".")[2] == name for folder in PARTS)
+    """Whether there is a part with a folder of this name."""
+    return any(folder.rpartition(".")[2] == name for folder in (*PARTS, *IMPORTED_BY_NEED))
 
 
 def not_installed(name: str) -> ServeError:
