@@ -23,6 +23,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -126,12 +127,10 @@ class FanOut:
         model = found["model"] if found else ""
         target = quote(path, safe=SAFE) + mark + query
         timeout_s = _LOAD_S if loads else _QUESTION_S
-        ask_one = lambda one: ask_replica(one, target, body, timeout_s, method, headers)  # noqa: E731
-        changes = method == "POST" and not path.endswith("/index")
-        async with self._setting if changes and not loads else contextlib.nullcontext():
-            replies = await self._each(model, ask_one, loads is not None)
-            if changes:
-                await self._keep(model, f"model {model}" if loads else path, target, body, replies)
+        is_question = method != "POST" or path.endswith("/index")
+        what = "" if is_question else f"model {model}" if loads else path
+        ask_one = partial(ask_replica, path=target, body=body, timeout_s=timeout_s, method=method, headers=headers)
+        replies = await self._change_or_ask(model, ask_one, loads is not None, what, target, body)
         failed = _failed(replies)
         if failed.status != 200:
             return failed
@@ -158,12 +157,9 @@ class FanOut:
         if not loads and len(message) > _MOST_OF_OTHERS:
             return Reply(400, f"such a call of all replicas may have {_MOST_OF_OTHERS} bytes".encode())
         path, timeout_s = GRPC_SERVICE + method, _LOAD_S if loads else _QUESTION_S
-        ask_one = lambda one: ask_replica(one, path, message, timeout_s, headers=headers)  # noqa: E731
-        changes = method in _CHANGES and (sets or loads)
-        async with self._setting if changes and not loads else contextlib.nullcontext():
-            replies = await self._each(model, ask_one, loads)
-            if changes:
-                await self._keep(model, f"model {model}" if loads else f"{method} {model}", path, message, replies)
+        what = "" if method not in _CHANGES or not (sets or loads) else f"{'model' if loads else method} {model}"
+        ask_one = partial(ask_replica, path=path, body=message, timeout_s=timeout_s, headers=headers)
+        replies = await self._change_or_ask(model, ask_one, loads, what, path, message)
         failed = _failed(replies)
         return Reply(200, b"".join(reply.body for _, reply in replies)) if failed.status == 200 else failed
 
@@ -212,13 +208,17 @@ class FanOut:
             for task in asked.values():
                 task.cancel()
 
-    async def _keep(
-        self, model: str, what: str, path: str, body: bytes, replies: list[tuple[ReplicaInfo, Reply]]
-    ) -> None:
-        made_by = frozenset(replica.id for replica, reply in replies if reply.status == 200)
-        if made_by:
-            group = self._fleet().group_of(model) if model else ""
-            await self._record(Change(0, group, what, path, body, made_by))
+    async def _change_or_ask(
+        self, model: str, ask_one: AskOne, loads: bool, what: str, path: str, body: bytes
+    ) -> list[tuple[ReplicaInfo, Reply]]:
+        """As `_each`. What is changed is kept under the name `what`, empty for a question."""
+        async with self._setting if what and not loads else contextlib.nullcontext():
+            replies = await self._each(model, ask_one, loads)
+            made_by = frozenset(replica.id for replica, reply in replies if reply.status == 200)
+            if what and made_by:
+                group = self._fleet().group_of(model) if model else ""
+                await self._record(Change(0, group, what, path, body, made_by))
+        return replies
 
     async def _metrics(self, headers: Headers) -> str:
         replies = await self._each(
