@@ -197,12 +197,11 @@ class _Runs(Stage):
     """The last stage of an ensemble: each request becomes a run with the next poll."""
 
     def __init__(self, model: EnsembleModel, max_queue_size: int) -> None:
+        super().__init__()
         self._model = model
-        self._loop = asyncio.get_running_loop()
         self.waiting: list[Request] = []
         self.under_way: dict[Request, EnsembleRun] = {}
         self.closed = False
-        self._poll_is_due = False
         # Requests that wait for the cache, or for an equal request
         self._places = PolicyQueue(PriorityLevels().bounded(max_queue_size))
         self._has_places = False
@@ -233,11 +232,6 @@ class _Runs(Stage):
         run = self.under_way.get(request)
         if run is not None:
             run.cancel()
-
-    def poll_soon(self) -> None:
-        if not self._poll_is_due:
-            self._poll_is_due = True
-            self._loop.call_soon(self.poll)
 
     def poll(self) -> None:
         """Begins the runs of the queued requests."""

@@ -77,6 +77,7 @@ class CacheStage(Stage):
     """
 
     def __init__(self, cache: ResponseCache, identity: bytes, model: AnsweringModel, queue: Stage) -> None:
+        super().__init__()
         self._name = model.name
         self._identity = identity
         self._outputs = sorted(model.signature.outputs)
@@ -86,12 +87,10 @@ class CacheStage(Stage):
         self._statistics = model.statistics
         self._queue = queue
         self._clock = model.clock
-        self._loop = asyncio.get_running_loop()
         self._told_of_size = False
         model.statistics.cached = True
         # Requests that are answered, or go on, with the next poll
         self._due: list[_Asked] = []
-        self._poll_is_due = False
         # Requests that wait for a key that takes long to make, or for a remote store
         self._tasks: set[asyncio.Task[None]] = set()
         # With coalescing: the running requests by key, and for each follower the request that it waits for
@@ -145,11 +144,6 @@ class CacheStage(Stage):
     def leader_of(self, request: Request) -> Request:
         leader = self._followed.get(request)
         return request if leader is None else leader.request
-
-    def poll_soon(self) -> None:
-        if not self._poll_is_due:
-            self._poll_is_due = True
-            self._loop.call_soon(self.poll)
 
     def poll(self) -> None:
         """Answers hits, and runs what can run."""

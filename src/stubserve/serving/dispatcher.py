@@ -13,7 +13,6 @@ Guarantees:
 # Compiled by mypyc.
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -59,11 +58,11 @@ class Dispatcher(Stage):
         at_stub: Callable[[Request], bool] = lambda _: False,
         quarantine_s: float = 0.0,
     ) -> None:
+        super().__init__()
         self._model = model
         self._delivery = delivery
         self._clock = clock
         self._make_alarm = alarm
-        self._loop = asyncio.get_running_loop()
         self._scheduler = scheduler
         self._depth = Depth(scheduler.plain)
         self._alarm: Alarm | None = None
@@ -75,7 +74,6 @@ class Dispatcher(Stage):
         # Whether there is nothing to decide while no request waits
         self._rests = scheduler.plain and not scheduler.has_slots
         self._closed = False
-        self._poll_is_due = False
         # During a round: whether another is to follow
         self._polling = False
         self._again = False
@@ -221,11 +219,6 @@ class Dispatcher(Stage):
             log.exception("the scheduler of model '%s' failed at a response", self._model)
 
     # What to do now
-
-    def poll_soon(self) -> None:
-        if not self._poll_is_due:
-            self._poll_is_due = True
-            self._loop.call_soon(self.poll)
 
     def poll(self) -> None:
         """Runs what can run now; nothing after `close`. Raises nothing."""
