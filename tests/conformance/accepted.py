@@ -436,7 +436,7 @@ DECISIONS = (
         "As above, so `generate` can take part in a sequence.", ("sequences/generate", "sequences/generate_not_started")
     ),
     Accepted(
-        "A metric whose family is gone is told why, and what to do, behind Triton's text.",
+        "A metric of a family that is gone is told why, and what to do, behind Triton's text.",
         ("control_utils/orphan",),
         200,
         "keep it for as long as its metrics, as in self.family",

@@ -20,7 +20,8 @@ from tools.compile import marked
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "stubserve"
-# Runs in the server, and not in its stubs: the files whose functions the event loop has called since it was last asked.
+# Runs in the server, and not in its stubs: the files of the functions that the event loop has called since it was last
+# asked.
 HOOK = """
 import os
 

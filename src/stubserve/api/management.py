@@ -96,7 +96,7 @@ class ServerFacts(InferenceServer, Protocol):
 
 
 def header_forwarding(pattern: str) -> HeaderForwarding | None:
-    """Forwards the headers whose names match; None without a pattern."""
+    """Forwards headers by a pattern of their names; None without a pattern."""
     if not pattern:
         return None
     from stubserve.api.forwarded_headers import HeaderForwarding

@@ -118,7 +118,7 @@ def _labels_of_members(config: Any, members: Members) -> dict[str, list[str]]:
 
 
 async def warm_up_ensemble(model: EnsembleModel, samples: Sequence[Sample], memory: Memory) -> None:
-    """Sends samples through an ensemble whose members are ready. Raises ServeError for the first that fails."""
+    """Sends samples through an ensemble when its members are ready. Raises ServeError for the first that fails."""
 
     async def execute(sample: Sample) -> list[str]:
         name, max_batch_size = model.signature.model, model.signature.max_batch_size

@@ -123,7 +123,7 @@ class Loader:
             return await self._start_ensemble(candidate, version, services)
         name = folder.name
         launcher, config, has_program = await self._launchers.of(candidate, version, services)
-        # Before any stub reads them: a stub that has read older ones is then found out (`_differs`).
+        # Before any stub reads them: a stub that has read older ones is then found out (`differs`).
         is_shared = self._cache is not None and self._cache.is_shared
         files = await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program.file) if is_shared else b""
         specs = instances_of(config)

@@ -1,1 +1,1 @@
-"""The rate limiter: what instances share (`limiter`), and the queue of a model whose instances do (`dispatcher`)."""
+"""The rate limiter: what instances share (`limiter`), and the queue of a model with such instances (`dispatcher`)."""

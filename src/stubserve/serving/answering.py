@@ -93,7 +93,7 @@ class AnsweringModel:
             stage.cancel(request)
 
     def _leader_of(self, request: Request) -> Request:
-        """The request whose answer this one waits for, or itself."""
+        """The running request that this one waits for, or this one itself."""
         for stage in self.stages:
             request = stage.leader_of(request)
         return request
