@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -13,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from tools.ports import free_ports
+
 
 class RedisServer:
     """On a free port of this machine. What it keeps is gone when it stops."""
 
     def __init__(self, folder: Path, *options: str, tls: bool = False) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        (self.port,) = free_ports(1)
         ports = ("--port", "0", "--tls-port", str(self.port)) if tls else ("--port", str(self.port))
         program = shutil.which("redis-server")
         if program is None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tools.ports import free_ports
+
 KEYS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
@@ -28,9 +30,7 @@ class S3Store:
 
     def __enter__(self) -> S3Store:
         pytest.importorskip("moto.server", exc_type=ImportError)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        (self.port,) = free_ports(1)
         self._log = tempfile.TemporaryFile()
         self._start()
         return self

@@ -40,7 +40,8 @@ import tritonclient.grpc as triton
 
 from stubserve.commands.trace import draw, read_spans
 from tools.bench.processes import Memory, stubs
-from tools.bench.servers import Server, free_ports, stubserve
+from tools.bench.servers import Server, stubserve
+from tools.ports import free_ports
 
 ROOT = Path(__file__).parents[1]
 MODELS = ("camera", "camera_picture", "face_detector", "face_tracker", "faces")
@@ -270,7 +271,7 @@ def main() -> None:
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT / "model_repository" / "camera"))
     make_clip = importlib.import_module("make_clip")
-    rtsp_port, collector_port, _ = free_ports()
+    rtsp_port, collector_port = free_ports(2)
     with tempfile.TemporaryDirectory() as made, contextlib.ExitStack() as stack:
         folder = Path(made)
         write(folder / "models")

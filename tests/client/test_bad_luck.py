@@ -17,8 +17,8 @@ from tritonclient.utils import InferenceServerException
 from stubserve.client import Client
 from tests.client.conftest import Asked
 from tests.client.helpers import FLAG, SHAPE, image, in_pool, names_of, regions, running, write_image
-from tests.conformance.servers import free_ports
 from tests.real_server import Serving, eventually
+from tools.ports import free_ports
 
 # Asks until it has all the blocks that it will have, says so, and asks on until it is killed.
 VICTIM = """

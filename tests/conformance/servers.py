@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tools.ports import free_ports
 
 from . import (
     batch_models,
@@ -175,14 +176,6 @@ def _command(name: str) -> list[str]:
     # Whatever else it is started with, it is to answer the same.
     more = os.environ.get("STUBSERVE_TEST_FLAGS", "").split()
     return [sys.executable, "-m", "stubserve", "serve", *more]
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
 
 
 @contextlib.contextmanager

@@ -24,8 +24,8 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.conformance.servers import free_ports
 from tests.real_server import PATIENCE_S, Serving, eventually, io_config, write_model
+from tools.ports import free_ports
 
 DEPLOY = Path(__file__).parents[2] / "src" / "stubserve" / "deploy"
 PORTS = (8000, 8001, *(port for server in (8010, 8020, 8030) for port in (server, server + 1)))

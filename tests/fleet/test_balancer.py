@@ -28,10 +28,10 @@ from stubserve.fleet import configuration
 from stubserve.fleet.balancer import Balancer
 from stubserve.fleet.configuration import Addresses
 from stubserve.fleet.directory import Fleet, Front, ReplicaInfo
-from tests.conformance.servers import free_ports
 from tests.deploy.test_balancers import SEQUENCE, SUMS, haproxy
 from tests.network import Network
 from tests.real_server import Serving, eventually, io_config, write_model
+from tools.ports import free_ports
 
 TOKEN = "e3a7c1d85b9f4c20a6d1"
 FROM_EVERYONE = 418

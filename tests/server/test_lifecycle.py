@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2
 
 from tests.real_server import PATIENCE_S, WORK_S, Serving, binary_output, binary_request, write_model
 from tests.server.grpc_calls import Grpc, connected, request
+from tools.ports import free_ports
 
 TALKATIVE = """
     import os
@@ -301,9 +302,7 @@ def test_the_server_answers_while_a_model_never_finishes_initialize(repository: 
                 return []
         """,
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     server = Serving(repository, f"--http-port={port}")
     server.start()
     server.port = port

@@ -18,6 +18,7 @@ pytest.importorskip("av")
 
 from tests.server.test_video import config, following, refusal  # noqa: E402
 from tests.video_sources import clip  # noqa: E402
+from tools.ports import free_ports  # noqa: E402
 
 # Plays the clips of a folder, interleaved in the connection, each time from the beginning
 TCP = """
@@ -37,12 +38,6 @@ while True:
         server.send_frame(packet, 3600)
         time.sleep(0.04)
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def answers(port: int) -> bool:
@@ -95,7 +90,7 @@ def test_a_camera_that_is_killed(
 ) -> None:
     """It is opened again when it is back, and frames are counted on."""
     pytest.importorskip(package)
-    port = free_port()
+    (port,) = free_ports(1)
     address = f"rtsp://127.0.0.1:{port}/{name}"
     with ExitStack() as stack:
         with playing(script, port, folder):

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -15,6 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from tools.ports import free_ports
 
 from . import payloads
 from .payloads import Payload, Sample
@@ -122,7 +123,7 @@ class Server:
         self._program = program
         self._repository = repository
         self._log = log
-        self._ports = free_ports()
+        self._ports = free_ports(3)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -258,12 +259,3 @@ class Server:
         if response.status != 200:
             raise ServerError(f"{self.name}: {method} {path}: status {response.status}: {answer[:300]!r}")
         return answer
-
-
-def free_ports() -> tuple[int, int, int]:
-    """Three ports that nobody listens on at this moment."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports[0], ports[1], ports[2]

@@ -18,8 +18,8 @@ import uvicorn
 from stubserve.fleet.balancer import Addresses, Balancer
 from stubserve.fleet.directory import Change, Fleet, Front, ReplicaInfo
 from stubserve.fleet.fan_out import FanOut
-from tests.conformance.servers import free_ports
 from tools.bench.processes import MIB, rss_anon, stubs
+from tools.ports import free_ports
 
 from .. import http_clients
 from ..everything.surroundings import Neighbour

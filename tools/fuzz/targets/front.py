@@ -22,9 +22,9 @@ from stubserve.api.placement import BodyPlacer
 from stubserve.errors import ServeError
 from stubserve.fleet.balancer import Addresses, Balancer
 from stubserve.fleet.directory import Fleet, Front, ReplicaInfo
-from stubserve.fleet.replica import free_ports
 from stubserve.http.infer_json import decode_json
 from stubserve.inference.tensor import drop_blocks
+from tools.ports import free_ports
 
 from ..finding import Finding
 from ..server import Memory, signature
@@ -68,7 +68,7 @@ def running() -> Iterator[None]:
     global _port, _fan_out
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stubserve-fuzz-")))
-        _port, grpc, metrics, _fan_out, fan_out_grpc, peer = free_ports("127.0.0.1", 6)
+        _port, grpc, metrics, _fan_out, fan_out_grpc, peer = free_ports(6)
         balancer = Balancer(folder, Addresses("127.0.0.1", _port, grpc, metrics, _fan_out, fan_out_grpc))
         ports = [_serve(stack, 0), _serve(stack, 0)]
         _serve(stack, _fan_out)
