@@ -23,7 +23,7 @@ class Change:
         self.task = asyncio.ensure_future(self._run(turns, model, outer, ends, wanted))
 
     async def _run(self, turns: Turns, model: str, outer: Turn | None, ends: Ends | None, wanted: object) -> None:
-        async with turns.of(model, outer, wanted, ends) as turn:
+        async with turns.take(model, outer, wanted, ends) as turn:
             self.turn.set_result(turn)
             await self._may_end.wait()
 

@@ -32,7 +32,7 @@ class Party:
         for name in names:
             if self.limiter.acquire(self.instances[name]):
                 self.running.append(name)
-        self.limiter.settle()
+        self.limiter.start_waiting()
 
     def end(self, name: str, again: bool = False) -> None:
         """An instance has executed; with `again` it has something more to do at once."""
@@ -40,7 +40,7 @@ class Party:
         self.limiter.finish(self.instances[name])
         if again and self.limiter.acquire(self.instances[name]):
             self.running.append(name)
-        self.limiter.settle()
+        self.limiter.start_waiting()
 
     def go_on(self, name: str) -> bool:
         """An instance is given more than it got its resources for, if it may be."""
@@ -56,7 +56,7 @@ class Party:
         if name in self.running:
             self.running.remove(name)
         self.limiter.remove(self.instances.pop(name))
-        self.limiter.settle()
+        self.limiter.start_waiting()
 
     def shares(self, steps: int) -> Counter[str]:
         """How often each runs while all always have something to do."""
@@ -105,12 +105,12 @@ def test_who_holds_what_an_instance_lacks() -> None:
     for name in "abc":
         party.add(name, R1, ("G", True, 1))
     a, b = party.instances["a"], party.instances["b"]
-    assert party.limiter.in_the_way(b) == ("", [])
+    assert party.limiter.blockers(b) == ("", [])
     party.want("a", "b")
-    assert party.limiter.in_the_way(b) == ("G", ["a"])
-    assert party.limiter.in_the_way(a) == ("", [])
+    assert party.limiter.blockers(b) == ("G", ["a"])
+    assert party.limiter.blockers(a) == ("", [])
     party.end("a")
-    assert party.limiter.in_the_way(a) == ("G", ["b"])
+    assert party.limiter.blockers(a) == ("G", ["b"])
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ class Rules:
         priority = self.priorities[who]
         self.waiting.append((tag + priority, priority, self.order, who))
 
-    def settle(self) -> None:
+    def start_waiting(self) -> None:
         again = True
         while again:
             again = False
@@ -418,6 +418,6 @@ def test_random_schedules_are_as_the_rules_have_them(
             else:
                 party.end(name)
                 rules.running.remove(int(name))
-        rules.settle()
+        rules.start_waiting()
         assert sorted(party.running) == sorted(map(str, rules.running))
         assert all(0 <= held <= total for held, total in party.limiter.usage.values())

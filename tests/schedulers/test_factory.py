@@ -5,9 +5,9 @@ import pytest
 from stubserve.errors import Code, ServeError
 from stubserve.inference.work import Grouping
 from stubserve.model_config.parse import parse_text
+from stubserve.schedulers.delay import BACKLOG_VARIABLE, HOLD_VARIABLE
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
 from stubserve.schedulers.factory import create_scheduler
-from stubserve.schedulers.hold import BACKLOG_VARIABLE, HOLD_VARIABLE
 from stubserve.schedulers.policy_queue import PriorityLevels, QueuePolicy
 from stubserve.sequences.direct import DirectBatcher
 from stubserve.sequences.oldest import OldestBatcher

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from stubserve.errors import Code, ServeError
 
 if TYPE_CHECKING:
-    from stubserve.api.tokens import Tokens
+    from stubserve.api.tokens import AccessTokens
 
 # The kinds that can be restricted, by Triton's names
 RESTRICTED_KINDS = (
@@ -61,7 +61,7 @@ class Access:
     def __init__(
         self,
         restricted: Mapping[str, tuple[str, str]],
-        tokens: Tokens | None,
+        tokens: AccessTokens | None,
         open_kinds: Collection[str],
         restriction: str,
         owner: bytes = b"",

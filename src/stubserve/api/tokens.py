@@ -36,7 +36,7 @@ _MIN_LENGTH = 16
 Kinds = frozenset[str]
 
 
-class Tokens:
+class AccessTokens:
     """The tokens of a file. `kinds` are all kinds of APIs; `epoch` grows with each reading. Raises Unusable."""
 
     def __init__(self, path: Path, kinds: Kinds) -> None:

@@ -26,7 +26,7 @@ from stubserve.memory.blocks import Block
 MAX_QUESTION_BYTES = 1 << 20
 
 if TYPE_CHECKING:
-    from stubserve.api.tokens import Tokens
+    from stubserve.api.tokens import AccessTokens
 
 _RESTRICTED_PREFIX = "triton-grpc-protocol-"
 
@@ -147,7 +147,7 @@ class Service:
 
 
 def rpc_access(
-    restricted: Mapping[str, tuple[str, str]], tokens: Tokens | None, open_kinds: Collection[str], owner: bytes
+    restricted: Mapping[str, tuple[str, str]], tokens: AccessTokens | None, open_kinds: Collection[str], owner: bytes
 ) -> Access | None:
     """The rules of gRPC; None without any. `restricted` is that of `Access`, its keys without Triton's prefix."""
     if not restricted and tokens is None:

@@ -16,7 +16,7 @@ from stubserve.errors import ServeError
 from stubserve.http.message import RequestHead
 
 if TYPE_CHECKING:
-    from stubserve.api.tokens import Tokens
+    from stubserve.api.tokens import AccessTokens
 
 INFERENCE = "inference"
 
@@ -32,7 +32,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 def http_access(
-    restricted: Mapping[str, tuple[str, str]], tokens: Tokens | None, open_kinds: Collection[str], owner: bytes
+    restricted: Mapping[str, tuple[str, str]], tokens: AccessTokens | None, open_kinds: Collection[str], owner: bytes
 ) -> HttpAccess | None:
     """The rules of HTTP; None where no route is restricted and no tokens are needed."""
     return HttpAccess(restricted, tokens, open_kinds, owner) if restricted or tokens is not None else None
@@ -44,7 +44,7 @@ class HttpAccess(Access):
     def __init__(
         self,
         restricted: Mapping[str, tuple[str, str]],
-        tokens: Tokens | None,
+        tokens: AccessTokens | None,
         open_kinds: Collection[str],
         owner: bytes = b"",
     ) -> None:

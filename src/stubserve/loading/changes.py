@@ -99,7 +99,7 @@ class Turns:
         self._queues: dict[str, list[Turn]] = {}
 
     @contextlib.asynccontextmanager
-    async def of(
+    async def take(
         self,
         model: str,
         outer: Turn | None,

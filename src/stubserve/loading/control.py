@@ -75,7 +75,7 @@ class ModelControl:
         self._finder = Finder(settings, self._repositories, self._changeover.served)
         load_member = partial(self._load, config=None, files={}, only_if_missing=True) if self.is_explicit else None
         # For its members: the configuration and files of its own load still count.
-        again = partial(self._load_known, look=self._finder.again)
+        again = partial(self._load_known, look=self._finder.find_again)
         self._ensembles = Ensembles(registry, self._repositories, load_member, again, self._retire)
         # Models that were loaded by name, not only as members of an ensemble
         self._asked_for: set[str] = set()
@@ -149,7 +149,7 @@ class ModelControl:
 
         async def load(key: str) -> None:
             self._asked_for.add(key)
-            leaving = await self._changes.run(partial(self._load_and_settle, key, config, files or {}), asked_in)
+            leaving = await self._changes.run(partial(self._load_and_update, key, config, files or {}), asked_in)
             if leaving and asked_in is None:
                 await asyncio.wait(leaving)
 
@@ -211,7 +211,7 @@ class ModelControl:
 
     async def _load_saved(self, names: Collection[str]) -> dict[str, bool]:
         loaded = await self._load_several(names)
-        await self._ensembles.settle()
+        await self._ensembles.update_members()
         return loaded
 
     async def _load_several(self, names: Collection[str]) -> dict[str, bool]:
@@ -244,7 +244,7 @@ class ModelControl:
             self._registry.models[name].on_disk = ""
         return True
 
-    async def _load_and_settle(
+    async def _load_and_update(
         self, name: str, config: str | None, files: Mapping[str, bytes], outer: Turn | None
     ) -> Sequence[asyncio.Task[None]]:
         try:
@@ -252,7 +252,7 @@ class ModelControl:
         finally:
             # Otherwise the load that waits for this one settles them: it may be the load of such an ensemble.
             if outer is None:
-                await self._ensembles.settle()
+                await self._ensembles.update_members()
 
     async def _load(
         self,
@@ -264,16 +264,16 @@ class ModelControl:
         look: Look | None = None,
     ) -> Sequence[asyncio.Task[None]]:
         check_parameters(name_of(name, self._settings.namespacing), files)
-        look = look or self._finder.anew(config, files)
+        look = look or self._finder.look_for(config, files)
         wanted = config, files
-        async with self._turns.of(name, outer, wanted, partial(self._finder.outdates, name, wanted)) as turn:
+        async with self._turns.take(name, outer, wanted, partial(self._finder.outdates, name, wanted)) as turn:
             if only_if_missing and self._registry.ready_versions(name):
                 return ()
             try:
                 candidate = await self._finder.find(name, look, self._changeover.goes_on)
             except Exception as raised:
                 error = as_load_error(raised)
-                told = await self._finder.told(error, name) if config is None else str(error)
+                told = await self._finder.explain(error, name) if config is None else str(error)
                 self._registry.log_failure(name, f"Poll failed for model directory '{name}': {told}")
                 if error.code is not Code.NOT_FOUND and not files:
                     self._registry.entry(name).reason = error.message
@@ -323,10 +323,10 @@ class ModelControl:
             await self._retire(one, outer, asked_by_itself if one == name else None)
             self._ensembles.away.pop(one, None)
         if outer is None:
-            await self._ensembles.settle()
+            await self._ensembles.update_members()
 
     async def _retire(self, name: str, outer: Turn | None = None, ends: Ends | None = None) -> None:
-        async with self._turns.of(name, outer, None, ends):
+        async with self._turns.take(name, outer, None, ends):
             entry = self._registry.models.get(name)
             if entry is None:
                 return

@@ -163,7 +163,7 @@ class Ensembles:
         check_members(candidate.config, self._registry, namespace)
         return True
 
-    async def settle(self) -> None:
+    async def update_members(self) -> None:
         """Lets each ensemble serve with its present members, or unloads it."""
         for _ in range(_ROUNDS):
             ending, loading = self._what_to_do()

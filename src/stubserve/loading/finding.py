@@ -51,7 +51,7 @@ class Finder:
             raise
         return candidate
 
-    def anew(self, config: str | None, files: Mapping[str, bytes]) -> Look:
+    def look_for(self, config: str | None, files: Mapping[str, bytes]) -> Look:
         """A look for a request to load: with the request's configuration (JSON), or with its files."""
         if files:
             return lambda name: make_candidate(name, self._settings, config, files)
@@ -74,14 +74,14 @@ class Finder:
         except ServeError:
             return False  # the load that asks is going to fail
 
-    def again(self, name: str) -> Candidate:
+    def find_again(self, name: str) -> Candidate:
         """A look because of another model: the configuration and files of the model's own load still count."""
         served = self._served(name)
         if served is not None and served.made:
             return copy_candidate(served, self._settings)
         return find_candidate(self._repositories.locate(name), self._settings, None, served)
 
-    async def told(self, error: ServeError, name: str) -> str:
+    async def explain(self, error: ServeError, name: str) -> str:
         """The log's text if there is no candidate: with the faulty lines of config.pbtxt."""
         from stubserve.model_config.reading import located  # not at the top: errors alone need it
 

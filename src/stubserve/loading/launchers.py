@@ -62,7 +62,7 @@ class Launchers:
         self._make = make
         self._environments = Environments(settings.environment_cache)
 
-    async def of(self, candidate: Candidate, version: int, services: Services) -> tuple[Launcher, Any, bool]:
+    async def create(self, candidate: Candidate, version: int, services: Services) -> tuple[Launcher, Any, bool]:
         """The launcher of a version, its configuration with the program's additions, and whether the program is there.
 
         A program that is not there fails in the stub. Raises ServeError.

@@ -122,7 +122,7 @@ class Loader:
         if config.platform == ENSEMBLE_PLATFORM:
             return await self._start_ensemble(candidate, version, services)
         name = folder.name
-        launcher, config, has_program = await self._launchers.of(candidate, version, services)
+        launcher, config, has_program = await self._launchers.create(candidate, version, services)
         # Before any stub reads them: a stub that has read older ones is then found out (`differs`).
         is_shared = self._cache is not None and self._cache.is_shared
         files = await asyncio.to_thread(digest_of, launcher.version_dir, launcher.program.file) if is_shared else b""
@@ -189,7 +189,7 @@ class Loader:
         Missing instances are started. Raises ServeError; then nothing is left of them.
         """
         self._tell_what_is_idle(candidate.config)
-        launcher, _, _ = await self._launchers.of(candidate, model.version, services)
+        launcher, _, _ = await self._launchers.create(candidate, model.version, services)
         config = with_instances(model.config, candidate.config)
         assigned = assign(model.instances, instances_of(config))
         missing = [one for one in assigned if isinstance(one, InstanceSpec)]

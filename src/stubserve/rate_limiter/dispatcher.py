@@ -108,14 +108,14 @@ class LimitedDispatcher(Dispatcher):
             self._finishing.pop(limited, None)
             self._unpark(limited)
             self._limiter.remove(limited)
-            self._limiter.settle()
+            self._limiter.start_waiting()
 
     def waiter_of(self, instance: Instance) -> Waiter | None:
         """If the instance lacks a resource, the `Waiter` waits for the holders of that resource."""
         waiter, limited = instance.waiter, self._limited.get(instance)
         if waiter is None or limited is None:
             return waiter
-        resource, holders = self._limiter.in_the_way(limited)
+        resource, holders = self._limiter.blockers(limited)
         waiters = [holder.waiter for holder in holders if isinstance(holder, Instance)]
         held_by = [one for one in waiters if one is not None]
         if not held_by or len(held_by) < len(waiters):
@@ -137,7 +137,7 @@ class LimitedDispatcher(Dispatcher):
             elif not finishing or limited not in self._finishing:
                 self._finishing.pop(limited, None)
                 self._limiter.finish(limited)
-                self._limiter.settle()
+                self._limiter.start_waiting()
 
     def work_done(self, instance: Instance, results: Results) -> None:
         limited = self._limited.get(instance)
@@ -176,7 +176,7 @@ class LimitedDispatcher(Dispatcher):
             offered = self._acquire()
             if offered:
                 self._decide(offered)
-        self._limiter.settle()
+        self._limiter.start_waiting()
 
     def close(self) -> None:
         super().close()
@@ -233,7 +233,7 @@ class LimitedDispatcher(Dispatcher):
                     return
         finally:
             self._deciding = False
-            self._limiter.settle()
+            self._limiter.start_waiting()
 
     def _acquire(self) -> list[Limited]:
         """Parked instances that have got their resources now; the others wait for them."""

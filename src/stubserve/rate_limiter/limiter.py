@@ -96,7 +96,7 @@ class RateLimiter:
     """All resources of a server. `given` are the amounts that the operator set, by (name, device or None for all).
 
     The caller of an instance that has its resources (`acquire` was true, or it was let in) calls `runs` for each work,
-    and `finish` after the execution, or `give_back` if there was nothing to execute; then `settle`.
+    and `finish` after the execution, or `give_back` if there was nothing to execute; then `start_waiting`.
     """
 
     def __init__(self, given: Mapping[Key, int] | None = None) -> None:
@@ -106,7 +106,7 @@ class RateLimiter:
         self._number = 0
         # Resources that may have become free, and whether an instance is being let in at the moment
         self._touched: dict[Resource, None] = {}
-        self._settling = False
+        self._starting = False
 
     # Loading and unloading
 
@@ -246,20 +246,20 @@ class RateLimiter:
             limited.tag = limited.since
         self.finish(limited)
 
-    def settle(self) -> None:
-        """Lets in all instances that can run now."""
-        if self._settling:
+    def start_waiting(self) -> None:
+        """Starts all instances that wait and can run now."""
+        if self._starting:
             return
-        self._settling = True
+        self._starting = True
         try:
             while self._touched:
                 limited = self._next()
                 if limited is not None:
                     limited.let_in(limited)
         finally:
-            self._settling = False
+            self._starting = False
 
-    def in_the_way(self, limited: Limited) -> tuple[str, list[Hashable]]:
+    def blockers(self, limited: Limited) -> tuple[str, list[Hashable]]:
         """The first resource that an instance lacks, and the instances that hold some of it; empty if it lacks none.
 
         At least one of these has to give back. Looks at all instances that ask for the resource.

@@ -38,7 +38,7 @@ from itertools import islice
 from stubserve.inference.request import Request
 from stubserve.inference.work import Decision, Grouping, Instance, Work
 from stubserve.schedulers.base import Scheduler, cancellation
-from stubserve.schedulers.hold import Hold
+from stubserve.schedulers.delay import SchedulerDelay
 from stubserve.schedulers.policy_queue import PolicyQueue, PriorityLevels
 
 
@@ -46,7 +46,7 @@ class DynamicBatcher(Scheduler):
     """Runs requests in batches, on whichever instance has been idle longest.
 
     `max_batch_size` 0 or 1 makes batches of one request. No preferred size means [max_batch_size]. `hold_until` keeps
-    all requests back until that many wait, once (`schedulers.hold`).
+    all requests back until that many wait, once (`schedulers.delay`).
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DynamicBatcher(Scheduler):
         self._max_preferred = self._preferred_ascending[-1]
         self._delay_ns = max_queue_delay_us * 1000
         self._grouping = None if grouping is None or grouping.trivial or self._max_batch_size == 1 else grouping
-        self._hold = Hold(hold_until) if hold_until else None
+        self._hold = SchedulerDelay(hold_until) if hold_until else None
         # Whether the configuration leaves the number of requests in a batch open, and the number that the instance then
         # wants; 0 for no limit
         self._any_size = not max_queue_delay_us and self._preferred == {self._max_batch_size}

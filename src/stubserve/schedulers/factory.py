@@ -11,8 +11,8 @@ from stubserve.errors import unsupported
 from stubserve.inference.work import Grouping
 from stubserve.parts import require
 from stubserve.schedulers.base import Scheduler
+from stubserve.schedulers.delay import BACKLOG_VARIABLE, HOLD_VARIABLE, SchedulerDelay, from_environment
 from stubserve.schedulers.dynamic_batcher import DynamicBatcher
-from stubserve.schedulers.hold import BACKLOG_VARIABLE, HOLD_VARIABLE, Hold, from_environment
 from stubserve.schedulers.policy_queue import PriorityLevels
 
 
@@ -33,7 +33,7 @@ def create_scheduler(config: Any, max_queue_size: int = 0) -> Scheduler:
 
         if config.sequence_batching.HasField("oldest"):
             return OldestBatcher(config, hold_until)
-        return DirectBatcher(config, Hold(hold_until, from_environment(BACKLOG_VARIABLE)))
+        return DirectBatcher(config, SchedulerDelay(hold_until, from_environment(BACKLOG_VARIABLE)))
     if choice != "dynamic_batching":
         raise unsupported(f"model '{config.name}' is configured with '{choice}', which stubserve does not offer yet")
     batching = config.dynamic_batching

@@ -36,7 +36,7 @@ from stubserve.inference.request import SEQUENCE_END, SEQUENCE_START, Request, R
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.work import Decision, Grouping, Instance, Work
 from stubserve.schedulers.base import cancellation
-from stubserve.schedulers.hold import Hold
+from stubserve.schedulers.delay import SchedulerDelay
 from stubserve.sequences.active import ActiveSequences
 from stubserve.sequences.backlog import Backlog
 from stubserve.sequences.controls import Controls
@@ -51,13 +51,13 @@ class SequenceBatcher(Strategy):
 
     has_slots = True
 
-    def __init__(self, config: Any, slots_each: int, hold: Hold | None = None) -> None:
+    def __init__(self, config: Any, slots_each: int, hold: SchedulerDelay | None = None) -> None:
         batching = config.sequence_batching
         self._refusals = Refusals(config.name)
         self._controls = Controls(config)
         self._grouping = Grouping.from_config(config) if config.max_batch_size > 1 else None
         self._iterative: bool = batching.iterative_sequence
-        self._hold = hold or Hold()
+        self._hold = hold or SchedulerDelay()
         # The implicit states of its sequences, where the server keeps them
         self.states: SequenceStates | None = None
         # Whether the stubs keep such states: then work names its sequences

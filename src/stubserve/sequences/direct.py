@@ -21,7 +21,7 @@ from stubserve_stub.wire.options import RequestOptions
 from stubserve.inference.request import SEQUENCE_END, Request
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.work import Decision, Instance, Work
-from stubserve.schedulers.hold import Hold
+from stubserve.schedulers.delay import SchedulerDelay
 from stubserve.sequences.batcher import SequenceBatcher
 from stubserve.sequences.slots import SequenceId, SequenceSlot
 
@@ -31,7 +31,7 @@ _BY_INDEX = attrgetter("index")
 class DirectBatcher(SequenceBatcher):
     """Slots are places in the batch: max_batch_size of an instance, one if that is 0."""
 
-    def __init__(self, config: Any, hold: Hold | None = None) -> None:
+    def __init__(self, config: Any, hold: SchedulerDelay | None = None) -> None:
         slots = max(1, config.max_batch_size)
         super().__init__(config, slots, hold)
         direct = config.sequence_batching.direct

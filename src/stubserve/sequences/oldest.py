@@ -28,7 +28,7 @@ from stubserve.sequences.slots import SequenceId, SequenceSlot
 class OldestBatcher(SequenceBatcher):
     """Slots are candidates: max_candidate_sequences of an instance, or max_batch_size if that is 0.
 
-    Everything is kept back until `hold_until` requests wait (`schedulers.hold`).
+    Everything is kept back until `hold_until` requests wait (`schedulers.delay`).
     """
 
     def __init__(self, config: Any, hold_until: int = 0) -> None:

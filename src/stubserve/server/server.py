@@ -39,7 +39,7 @@ from stubserve.settings.groups import EXPLICIT, NONE, POLL, Settings
 
 if TYPE_CHECKING:
     # What is off is not imported.
-    from stubserve.api.tokens import Tokens
+    from stubserve.api.tokens import AccessTokens
     from stubserve.memory.client_regions import ClientRegions
     from stubserve.rate_limiter.limiter import RateLimiter
     from stubserve.response_cache.store import ResponseCache
@@ -270,10 +270,10 @@ def _check_debugged(settings: Settings) -> None:
             raise invalid(f"--debug-model={name}: there is no model of that name{meant}")
 
 
-def _tokens(file: Path) -> Tokens:
-    from stubserve.api.tokens import Tokens
+def _tokens(file: Path) -> AccessTokens:
+    from stubserve.api.tokens import AccessTokens
 
-    return Tokens(file, KINDS)
+    return AccessTokens(file, KINDS)
 
 
 def _client_regions() -> ClientRegions:

@@ -242,7 +242,7 @@ class Dispatcher(Stage):
                 elif self._alarm is not None:
                     self._alarm.set(None)
                 if decision.ended_sequences:
-                    self._tell_over(decision.ended_sequences)  # type: ignore[arg-type]
+                    self._drop_states(decision.ended_sequences)  # type: ignore[arg-type]
                 if decision.run:
                     self._hand_out(decision.run, now)  # type: ignore[arg-type]  # the scheduler knows only instances
                 for request, error in decision.answer:
@@ -285,7 +285,7 @@ class Dispatcher(Stage):
         self._scheduler.instance_idle(instance, works, closed, ripe_after_ns, most)
 
     @staticmethod
-    def _tell_over(over: Sequence[tuple[Instance, int]]) -> None:
+    def _drop_states(over: Sequence[tuple[Instance, int]]) -> None:
         by_instance: dict[Instance, list[int]] = {}
         for instance, sequence in over:
             by_instance.setdefault(instance, []).append(sequence)

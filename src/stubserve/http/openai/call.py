@@ -21,7 +21,7 @@ from stubserve.http.generate import PENDING_BYTES, GenerateCall
 from stubserve.http.generate_encode import is_large
 from stubserve.http.message import RequestHead
 from stubserve.http.openai.errors import error_document
-from stubserve.http.openai.questions import Question
+from stubserve.http.openai.model_requests import ModelRequest
 from stubserve.http.openai.writer import Form, Writer, document, usage
 from stubserve.inference.call import Call
 from stubserve.inference.long_work import finish
@@ -67,17 +67,17 @@ class OpenAiCall(GenerateCall):
             lead._open += 1
             self.news = lead.news
 
-    async def ask(self, questions: Sequence[Question]) -> None:
-        """Submits the questions, one for each part, and waits until the model has them all. Raises ServeError."""
+    async def ask(self, requests: Sequence[ModelRequest]) -> None:
+        """Submits the requests, one for each part, and waits until the model has them all. Raises ServeError."""
         parts = (self, *self._others)
-        for number, (part, question) in enumerate(zip(parts, questions, strict=True), 1):
+        for number, (part, request) in enumerate(zip(parts, requests, strict=True), 1):
             if self.gone or self.complete:
                 return
-            if sum(len(one) for one in question.members.values() if isinstance(one, str)) > FREE_BYTES:
+            if sum(len(one) for one in request.members.values() if isinstance(one, str)) > FREE_BYTES:
                 part.share()
             try:
-                part._texts.add(len(question.echoed))
-                part.start({**question.members, "id": self._form.id})
+                part._texts.add(len(request.echoed))
+                part.start({**request.members, "id": self._form.id})
             except ServeError as error:
                 # What `generate` finds wrong in the members is the client's fault, whatever code upstream has for it.
                 raise invalid(error.message) if error.code is Code.INTERNAL else error from None

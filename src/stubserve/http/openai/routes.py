@@ -25,10 +25,10 @@ from stubserve.http.management_routes import ManagementRoutes
 from stubserve.http.openai.body import Asked, read_body, unpack_asked
 from stubserve.http.openai.call import OpenAiCall
 from stubserve.http.openai.errors import openai_error, upstream_error
+from stubserve.http.openai.model_requests import SAMPLING, STOP_WORDS, ModelRequest, model_requests, no_such_route
 from stubserve.http.openai.model_template import ChatTemplate
 from stubserve.http.openai.models import ModelRoutes, use_of
 from stubserve.http.openai.objects import ObjectWriter
-from stubserve.http.openai.questions import SAMPLING, STOP_WORDS, Question, no_such_route, questions
 from stubserve.http.openai.texts import TextWriter
 from stubserve.http.openai.use import (
     CHAT,
@@ -124,10 +124,10 @@ class AskRoute:
 
     def _call(
         self, request: Request, body: bytes, asked: Asked, model: ServedModel, use: OpenAiUse
-    ) -> tuple[OpenAiCall, list[Question]]:
+    ) -> tuple[OpenAiCall, list[ModelRequest]]:
         """The call that leads, and what it asks. Raises ServeError."""
         has_objects = use.output == OBJECT_OUTPUT and self._route != EMBEDDINGS
-        asking = list(questions(asked, self._route, body, use, model.signature, has_objects))
+        asking = list(model_requests(asked, self._route, body, use, model.signature, has_objects))
         form = Form(self._route, asked.model, asked.stream, asked.include_usage)
         inputs, tokens = model.signature.inputs, model.statistics.tokens
         assert tokens is not None, "models that these routes serve have it"

@@ -45,7 +45,7 @@ _NOT_SAMPLING = frozenset(
 _SEEDS = 1 << 63
 
 
-class Question:
+class ModelRequest:
     """One request to the model: the `members` of its body, about text number `text` of the client's request.
 
     It makes choice number `index`, or `rows` embeddings, one for each of so many texts. `echoed` is the text that the
@@ -62,9 +62,9 @@ class Question:
         self.echoed = echoed
 
 
-def questions(
+def model_requests(
     asked: Asked, route: str, body: bytes, use: OpenAiUse, signature: Signature, has_objects: bool
-) -> Iterator[Question]:
+) -> Iterator[ModelRequest]:
     """The requests to a model that serves the `route`. Raises ServeError.
 
     A model that answers objects (`has_objects`) makes all choices itself.
@@ -80,7 +80,7 @@ def questions(
         rows = _rows(signature, name)
         for at in range(0, len(texts), rows):
             some = texts[at : at + rows]
-            yield Question({**common, name: some if len(some) > 1 else some[0]}, at, at, len(some))
+            yield ModelRequest({**common, name: some if len(some) > 1 else some[0]}, at, at, len(some))
         return
     seed = asked.members.get("seed")
     count = 1 if has_objects else asked.n
@@ -90,7 +90,7 @@ def questions(
             members = {**common, name: text}
             if choice and seed is not None and name != REQUEST:
                 _vary(members, signature, (seed + choice + _SEEDS) % (2 * _SEEDS) - _SEEDS)
-            yield Question(members, at, at * count + choice, echoed=echoed[at])
+            yield ModelRequest(members, at, at * count + choice, echoed=echoed[at])
 
 
 def _members(asked: Asked, signature: Signature) -> Iterator[tuple[str, Any]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from stubserve.schedulers.hold import Hold
+from stubserve.schedulers.delay import SchedulerDelay
 
 MS = 1_000_000
 
 
 def test_what_comes_right_behind_the_last_that_is_waited_for_shares_its_batch() -> None:
-    hold = Hold(3)
+    hold = SchedulerDelay(3)
     assert hold.holds(2, 0, 0)
     assert hold.until_ns is None
     assert hold.holds(3, 0, 5 * MS)
@@ -21,7 +21,7 @@ def test_what_comes_right_behind_the_last_that_is_waited_for_shares_its_batch() 
 
 
 def test_nobody_else_is_waited_for_long() -> None:
-    hold = Hold(2, 1)
+    hold = SchedulerDelay(2, 1)
     assert hold.holds(4, 0, 0)
     assert hold.holds(4, 1, 20 * MS)
     assert hold.holds(4, 1, 29 * MS)
@@ -30,6 +30,6 @@ def test_nobody_else_is_waited_for_long() -> None:
 
 
 def test_a_number_for_the_backlog_alone_holds_nothing() -> None:
-    hold = Hold(0, 2)
+    hold = SchedulerDelay(0, 2)
     assert not hold.holds(0, 0, 0)
     assert hold.until_ns is None

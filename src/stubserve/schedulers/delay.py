@@ -20,7 +20,7 @@ def from_environment(variable: str) -> int:
 _ONE_MORE_NS = 10_000_000
 
 
-class Hold:
+class SchedulerDelay:
     """Holds until that many requests wait in slots and in the backlog, and then for one more; then never again.
 
     As upstream: its thread looks again at the next request, or after 10 ms. Otherwise chance decides whether a
