@@ -163,6 +163,41 @@ def test_a_setting_waits_for_the_one_before() -> None:
     assert most == 1
 
 
+def test_a_replica_that_did_not_answer_makes_the_next_change_once_more() -> None:
+    """The change that it has not answered may come to it late, after the next one."""
+    answers = [(200, 503), (503, 200), (200, 200), (200, 200)]
+    asked = [0, 0]
+    recorded: list[Change] = []
+
+    async def run() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            replicas = []
+            for number in range(2):
+
+                async def answer(
+                    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int = number
+                ) -> None:
+                    await reader.readuntil(b"{}")
+                    if (status := answers[asked[number]][number]) == 200:
+                        writer.write(b"HTTP/1.1 %d OK\r\nContent-Length: 2\r\n\r\n{}" % status)
+                    asked[number] += 1
+                    writer.close()
+
+                server = await stack.enter_async_context(await asyncio.start_server(answer, "127.0.0.1", 0))
+                ports = [server.sockets[0].getsockname()[1]] * 3
+                replicas.append(ReplicaInfo("ab"[number], "all", (), "127.0.0.1", *ports))
+
+            async def record(change: Change) -> None:
+                recorded.append(change)
+
+            fan_out = FanOut(lambda: Fleet(1, replicas, [], {"all": ()}), record)
+            statuses = [(await fan_out.ask("POST", "/v2/logging", b"{}")).status for _ in answers]
+            assert statuses == [503, 503, 200, 200]
+
+    asyncio.run(run())
+    assert [sorted(change.made_by) for change in recorded] == [["a"], [], ["b"], ["a", "b"]]
+
+
 def test_what_is_not_for_a_fleet(servers: Servers) -> None:
     status, text = servers.http("POST", "/v2/systemsharedmemory/region/a/register", {})
     assert (status, "not for a fleet" in text) == (400, True)

@@ -4,7 +4,8 @@ One request is sent to all replicas at once, and its answer says what all of the
 
 - A load, an unload or a setting succeeds if it does at each replica. Otherwise the answer names those that failed, and
   says why; the others have made the change. It is kept for replicas that start later, and for those that failed.
-  Settings are made one after the other, so that they come to all replicas in one order.
+  Settings are made one after the other, so that they come to all replicas in one order. A change that a replica has not
+  answered may come to the replica late, after the next one; so the replica makes the next one once more.
 - The index names a model once; it is READY if it is at each replica.
 - Statistics are added up. Metrics get a label `replica`.
 - Over gRPC the messages of all replicas are put one behind the other. By protobuf's rules that is one message in which
@@ -79,6 +80,8 @@ class FanOut:
         self._fleet = fleet
         self._record = record
         self._setting = asyncio.Lock()
+        # By what is changed: the replicas that have not answered the last change
+        self._silent: dict[str, set[str]] = {}
 
     def app(self) -> Starlette:
         """For HTTP."""
@@ -214,10 +217,14 @@ class FanOut:
         """As `_each`. What is changed is kept under the name `what`, empty for a question."""
         async with self._setting if what and not loads else contextlib.nullcontext():
             replies = await self._each(model, ask_one, loads)
-            made_by = frozenset(replica.id for replica, reply in replies if reply.status == 200)
-            if what and made_by:
-                group = self._fleet().group_of(model) if model else ""
-                await self._record(Change(0, group, what, path, body, made_by))
+            if what:
+                made_by = {replica.id for replica, reply in replies if reply.status == 200}
+                silent = self._silent.pop(what, set())
+                if late := {replica.id for replica, reply in replies if reply.status == 503}:
+                    self._silent[what] = late
+                if made_by:
+                    group = self._fleet().group_of(model) if model else ""
+                    await self._record(Change(0, group, what, path, body, frozenset(made_by - silent)))
         return replies
 
     async def _metrics(self, headers: Headers) -> str:

@@ -98,7 +98,7 @@ class Strangers(Scene):
         stack.callback(lambda: self._left.extend(neighbour.stop()))
         world, ports = self.world, neighbour.ports
         replicas = [
-            ReplicaInfo(f"{number:032x}", "all", (), HOST, *ports, sequences=True)
+            ReplicaInfo(f"{number:08x}", "all", (), HOST, *ports, sequences=True)
             for number, ports in ((2, (world.http_port, world.grpc_port, world.metrics_port)), (4, ports))
         ]
         fleet = Fleet(1, replicas, [Front("f", HOST, peer)], {"all": ()})
