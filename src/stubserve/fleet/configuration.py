@@ -43,7 +43,7 @@ defaults
     # Whether it can be reached; the directory knows whether it is ready. What waits for one that is lost ends.
     option httpchk GET /v2/health/live
     http-check expect status 200
-    timeout check 1s
+    timeout check 2s
     http-error status 502 {json} '{{"error":"the replica of this request has died"}}'
     http-error status 503 {json} '{{"error":"no replica of this model is ready"}}' hdr Retry-After 1
     http-error status 504 {json} '{{"error":"the replica of this request is silent"}}'

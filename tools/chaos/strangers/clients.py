@@ -180,7 +180,14 @@ class Pulse(HttpClient):
 
 
 class Fronted(HttpClient):
-    """Asks the front."""
+    """Asks the front, which ends the connections of a server that is too slow to say that it lives."""
+
+    _downs = 0
+
+    def was_cut(self) -> bool:
+        """Whether the front has taken a server for dead since this was last asked."""
+        before, self._downs = self._downs, self.world.front_downs()
+        return self._downs != before
 
     def port(self) -> int:
         if not self.world.front_port:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
 import json
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -68,8 +71,8 @@ class Strangers(Scene):
 
     @property
     def spare(self) -> dict[str, int]:
-        """The process that reads large JSON is started by the first of these requests."""
-        return {**SPARE, "socket:[N]": 1}
+        """The process that reads large JSON is started by a request, and the front keeps connections that are free."""
+        return {**SPARE, "socket:[N]": 17}
 
     def troubles(self) -> Troubles:
         return TroublesWithStrangers(self.world, self.number, [*MODELS, *models.NAMES])
@@ -111,6 +114,7 @@ class Strangers(Scene):
         stack.callback(balancer.end)
         balancer.show(fleet, "f")
         world.front_port, world.neighbour_port = http, ports[0]
+        world.front_downs = partial(times_down, folder / "front" / "admin.sock")
 
     def at_rest(self, mark: str) -> list[str]:
         wrong = []
@@ -173,6 +177,16 @@ class TroublesWithStrangers(Troubles):
                 if (size := rss_anon(stub) / MIB) > STUB_MIB:
                     self._world.fault(f"stub {name} has {size:.0f} MiB")
                     os.kill(stub, signal.SIGKILL)
+
+
+def times_down(admin: Path) -> int:
+    """How often HAProxy has taken a server for dead."""
+    with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
+        connection.connect(str(admin))
+        connection.sendall(b"show stat\n")
+        with connection.makefile() as stats:
+            return sum(int(row["chkdown"] or 0) for row in csv.DictReader(stats) if row["svname"] != "BACKEND")
+    return 0
 
 
 async def _forget(change: Change) -> None:
