@@ -7,6 +7,9 @@ import gc
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import weakref
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -19,6 +22,7 @@ from stubserve.api.placement import BodyPlacer
 from stubserve.errors import Code, ServeError
 from stubserve.http.infer_document import MAX_PARAMETERS
 from stubserve.http.infer_json import decode_json
+from stubserve.http.json.job import HEAD, INFER, pack, pack_signature
 from stubserve.http.json.process import JsonProcess
 from stubserve.http.openai.routes import chat_text
 from stubserve.inference.request import Request
@@ -26,6 +30,7 @@ from stubserve.inference.tensor import drop_blocks
 from stubserve.memory.heap_account import MAX_WORDS_BYTES
 from stubserve.memory.server_memory import Memory
 from tests.inference.models import io, signature
+from tests.real_server import PATIENCE_S
 
 MIB = 1 << 20
 MODEL = signature(
@@ -204,6 +209,23 @@ def test_a_process_that_dies_costs_one_request() -> None:
         drop_blocks((await reading.infer(document)).inputs)
 
     run(act)
+
+
+@pytest.mark.parametrize("cut", [0, 3, HEAD.size, HEAD.size + 1, None])
+def test_a_server_that_ends_leaves_nothing_in_the_log(cut: int | None) -> None:
+    """It ends while it sends a job, or with an answer that it has not read."""
+    text = b"not JSON"
+    job = pack((INFER, pack_signature(MODEL), 0, 100))
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "stubserve.http.json.worker", str(theirs.fileno())]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as worker:
+        theirs.close()
+        with ours:
+            ours.sendall((HEAD.pack(len(job), len(text)) + job + text)[:cut])
+            if cut is None:
+                assert ours.recv(1, socket.MSG_PEEK)
+        assert worker.communicate(timeout=PATIENCE_S) == (None, b"")
+        assert worker.returncode == 0
 
 
 def test_a_chat_template_that_does_not_end_costs_one_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,9 +94,10 @@ def main(descriptor: int) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
     close_process()
-    with socket.socket(fileno=descriptor) as connection:
-        while head := receive(connection, HEAD.size):
-            job_size, text_size = HEAD.unpack(head)
+    # The server may end at any time.
+    with socket.socket(fileno=descriptor) as connection, contextlib.suppress(ConnectionError):
+        while True:
+            job_size, text_size = HEAD.unpack(receive(connection, HEAD.size))
             job = unpack(receive(connection, job_size))
             text = bytes(receive(connection, text_size))
             data: list[bytes | memoryview] = []
@@ -121,14 +122,14 @@ def main(descriptor: int) -> None:
 
 
 def receive(connection: socket.socket, size: int) -> bytearray:
-    """The next `size` bytes; none at the end."""
+    """The next `size` bytes. Raises ConnectionError at the end."""
     data = bytearray(size)
     view = memoryview(data)
     done = 0
     while done < size:
         count = connection.recv_into(view[done:])
         if not count:
-            return bytearray()
+            raise ConnectionResetError("the server has ended")
         done += count
     return data
 
