@@ -36,6 +36,7 @@ _HOSTS = {
     "metrics": "there is no port of metrics in an ASGI host",
     "clients.fair_queues": "",
     "clients": "an ASGI host reads and writes the sockets itself",
+    "host": "an ASGI host listens itself",
     "http.allow": "an ASGI host serves HTTP itself",
     "http.address": "an ASGI host listens itself",
     "http.port": "an ASGI host listens itself",

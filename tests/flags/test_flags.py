@@ -54,9 +54,23 @@ def test_a_backends_own_setting_goes_before_that_of_all() -> None:
     assert settings.instances.backend_setting("python", "nosuch") is None
 
 
-def test_metrics_are_served_where_http_is() -> None:
-    assert parse_arguments(["m", "--http-address=::1"]).metrics_address == "::1"
-    assert parse_arguments(["m", "--http-address=::1", "--metrics-address=::2"]).metrics_address == "::2"
+@pytest.mark.parametrize(
+    ("words", "http", "grpc", "metrics"),
+    [
+        ("", "0.0.0.0", "0.0.0.0", "0.0.0.0"),
+        ("--http-address=::1", "::1", "0.0.0.0", "::1"),
+        ("--http-address=::1 --metrics-address=::2", "::1", "0.0.0.0", "::2"),
+        ("--host=::1", "::1", "::1", "::1"),
+        ("--http-address=0.0.0.0 --host ::1", "0.0.0.0", "::1", "::1"),
+        ("--dev", "127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("--dev --host=0.0.0.0", "0.0.0.0", "0.0.0.0", "0.0.0.0"),
+        ("--dev --grpc-address=::1", "127.0.0.1", "::1", "127.0.0.1"),
+    ],
+)
+def test_the_addresses_of_ports(words: str, http: str, grpc: str, metrics: str) -> None:
+    settings = parse_arguments(["m", *words.split()]).with_addresses()
+    assert (settings.http.address, settings.grpc.address, settings.metrics.address) == (http, grpc, metrics)
+    assert settings.http.shows_try_page == (http in ("127.0.0.1", "::1"))
 
 
 def test_clients_certificates_want_tls() -> None:
@@ -313,7 +327,7 @@ OPENAI = """
 
 
 def test_a_command_line_of_the_front_end_for_openai() -> None:
-    settings = parse_arguments(OPENAI.split())
+    settings = parse_arguments(OPENAI.split()).with_addresses()
     http = settings.http
     assert (http.address, http.port, http.openai_port) == ("127.0.0.1", 8010, 9000)
     assert (settings.grpc.address, settings.grpc.port, settings.logging.verbose) == ("127.0.0.1", 8011, 1)

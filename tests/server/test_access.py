@@ -17,6 +17,8 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
 from stubserve.api.access import OWNER
+from stubserve.flags import parse_arguments
+from stubserve.server.running import dangers
 
 from ..real_server import PATIENCE_S, Answer, Serving, binary_output, binary_request, eventually, io_config, write_model
 
@@ -384,3 +386,30 @@ def test_a_file_with_a_mistake_ends_the_start(repository: Path, tmp_path: Path, 
     assert server.process.wait(PATIENCE_S) == 1
     server.wait_for(f"--auth-token-file={path}.*{said}")
     server.stop()
+
+
+LOADS, SHARES = "--model-control-mode=explicit", "--allow-client-shm"
+
+
+@pytest.mark.parametrize(
+    ("words", "warnings"),
+    [
+        ("", 0),
+        (LOADS, 1),
+        (f"{LOADS} {SHARES}", 2),
+        (f"{LOADS} {SHARES} --host=127.0.0.1", 0),
+        (f"{LOADS} --http-address=localhost", 1),  # gRPC is open
+        (f"{LOADS} --http-address=localhost --allow-grpc=false", 0),
+        (f"{SHARES} --auth-token-file=tokens", 0),
+        (f"{LOADS} --http-restricted-api=model-repository:a=b --grpc-restricted-protocol=model-repository:a=b", 0),
+        (f"{SHARES} --http-restricted-api=model-repository:a=b --grpc-restricted-protocol=model-repository:a=b", 1),
+    ],
+)
+def test_what_is_dangerous_is_said_where_nobody_needs_a_token(words: str, warnings: int) -> None:
+    assert len(list(dangers(parse_arguments(["m", *words.split()]).with_addresses()))) == warnings
+
+
+def test_a_server_that_is_open_to_all_says_so_once(repository: Path) -> None:
+    with Serving(repository, LOADS, "--http-address=0.0.0.0", "--metrics-address=127.0.0.1") as server:
+        said = "every client that reaches HTTP at 0.0.0.0 can load models, and so run code. --host=127.0.0.1 lets "
+        assert server.output.count(said) == 1

@@ -35,10 +35,9 @@ _CHOICES = {
 }
 # Flags of Triton's front end for OpenAI's protocol: those that have other names here, and one that takes three words
 _ALIASES = {
-    "host": ("http-address", "grpc-address"),
-    "kserve-http-port": ("http-port",),
-    "kserve-grpc-port": ("grpc-port",),
-    "tritonserver-log-verbose-level": ("log-verbose",),
+    "kserve-http-port": "http-port",
+    "kserve-grpc-port": "grpc-port",
+    "tritonserver-log-verbose-level": "log-verbose",
 }
 _THREE_WORDS = "openai-restricted-api"
 _NOT_NEGATIVE = (
@@ -82,10 +81,7 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
             name, equals, text = "model-repository", "=", word
         else:
             name, equals, text = word[2:].partition("=")
-        if name in _ALIASES and (equals or words):
-            value = text if equals else words.pop(0)
-            words[:0] = [f"--{one}={value}" for one in _ALIASES[name]]
-            continue
+        name = _ALIASES.get(name, name)
         flag = by_name.get(name)
         if flag is None and name not in UNNEEDED:
             close = difflib.get_close_matches(name, by_name, 1)
@@ -205,7 +201,7 @@ def _check(settings: Settings) -> None:
         raise UsageError(
             "--fair-queues=token needs tokens for inference, and --auth-open-api=inference lets clients invent them"
         )
-    _check_ports(settings)
+    _check_ports(settings.with_addresses())
     settings.cache.check()
     _check_packages(settings)
 
@@ -269,7 +265,7 @@ def _check_ports(settings: Settings) -> None:
         "HTTP": (http.address, http.port if http.allow else 0),
         "OpenAI": (http.address, openai),
         "GRPC": (grpc.address, grpc.port if grpc.allow else 0),
-        "metrics": (settings.metrics_address, metrics.port if metrics.allow else 0),
+        "metrics": (settings.metrics.address, metrics.port if metrics.allow else 0),
         "Sagemaker": (http.address, settings.sagemaker.port if settings.sagemaker.allow else 0),
         "Vertex AI": (http.address, settings.vertex.port if settings.vertex.allow else 0),
     }

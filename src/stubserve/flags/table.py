@@ -30,7 +30,10 @@ exit-delay-secs = exit_delay_secs: Seconds after SIGTERM in which the server is 
     --exit-timeout-secs begin after them (0).
 shed-on-memory-pressure = shed_on_memory_pressure: Refuse requests to models with 503 for 5 seconds whenever the
     kernel tells that memory is short (false).
-dev = dev: For writing models: load what is saved, refuse wrong outputs, allow breakpoint() (false).
+host = host: The address of all ports whose own flags name none; 127.0.0.1 is for this machine alone (0.0.0.0, with
+    --dev 127.0.0.1).
+dev = dev: For writing models: load what is saved, refuse wrong outputs, allow breakpoint(), serve this machine alone
+    (false).
 [repository] Models
 model-repository = paths: A folder of models, or an address as s3://bucket/path. May be given several times.
 model-store = paths: Same as --model-repository.
@@ -88,7 +91,7 @@ tokenizer = tokenizer: A folder with a tokenizer's files; its chat template is f
 debug-model = debug_models: Give this model's stub the terminal, so that breakpoint() works in it.
 [http] HTTP
 allow-http = allow: Serve HTTP (true).
-http-address = address: The address to serve HTTP on (0.0.0.0).
+http-address = address: The address to serve HTTP on (that of --host).
 http-port = port: The port to serve HTTP on (8000).
 reuse-http-port = reuse_port: Let several servers share the port (false).
 http-max-input-size = max_input_size: Largest JSON, compressed or raw request, in bytes (67108864).
@@ -99,7 +102,8 @@ http-use-ssl-mutual = use_ssl_mutual: TLS, and clients of HTTP and metrics need 
 http-server-cert = server_cert: The certificate for HTTP, a PEM file.
 http-server-key = server_key: Its private key, a PEM file.
 http-root-cert = root_cert: Root certificates of HTTP's clients, a PEM file.
-try-page = try_page: Pages at /try and, with --openai, /chat; /v2/openapi.json (true where --http-address is loopback).
+try-page = try_page: Pages at /try and, with --openai, /chat; /v2/openapi.json (true where only this machine
+    reaches the port).
 openai = openai: OpenAI's routes at /v1, for chats, completions and embeddings (false).
 openai-port = openai_port: One more port for HTTP, where OpenAI's routes answer as Triton's own front end for them does;
     it may be 9000, the one that this has (none).
@@ -108,7 +112,7 @@ openai-restricted-api = openai_restrictions: <API>,... <header> <value> that req
 http-cors-origin = cors_origins: Pages of this origin may ask, as https://example.org, or * for all (none).
 [grpc] gRPC
 allow-grpc = allow: Serve gRPC (true).
-grpc-address = address: The address to serve gRPC on (0.0.0.0).
+grpc-address = address: The address to serve gRPC on (that of --host).
 grpc-port = port: The port to serve gRPC on (8001).
 reuse-grpc-port = reuse_port: Let several servers share the port (false).
 grpc-header-forward-pattern = header_forward_pattern: Metadata whose keys match become request parameters.
@@ -146,7 +150,7 @@ auth-open-api = open_kinds: APIs that need no token, as health,metrics (none).
 allow-metrics = allow: Serve metrics (true).
 allow-cpu-metrics = allow_cpu: Metrics of the machine's CPU and memory (true).
 allow-gpu-metrics = allow_gpu: Metrics of the machine's GPUs, where nvidia-ml-py is installed (true).
-metrics-address = address: The address to serve metrics on (that of HTTP).
+metrics-address = address: The address to serve metrics on (that of --host, or of HTTP).
 metrics-port = port: The port to serve metrics on (8002).
 metrics-interval-ms = interval_ms: How long CPU utilization is measured over, at least, and how often GPUs are asked
     (2000).

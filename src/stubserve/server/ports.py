@@ -83,7 +83,7 @@ class Ports:
         if settings.http.allow:
             yield _HTTP, "http", address, settings.http.port, partial(http_server, server)
         if settings.metrics.allow:
-            yield _METRICS, "metrics", settings.metrics_address, settings.metrics.port, partial(metrics_server, server)
+            yield _METRICS, "metrics", settings.metrics.address, settings.metrics.port, partial(metrics_server, server)
         for part in server.parts:
             for port in part.ports(server):
                 yield port.name, port.protocol, address, port.number, partial(part_server, server, port)
@@ -129,7 +129,7 @@ class Ports:
         if self._grpc is not None:
             addresses["gRPC"] = f"{_host(settings.grpc.address)}:{self._grpc.port}"
         if _METRICS in self._http:
-            metrics = f"{scheme}://{_host(settings.metrics_address)}:{self._port(_METRICS)}"
+            metrics = f"{scheme}://{_host(settings.metrics.address)}:{self._port(_METRICS)}"
             addresses["Metrics"] = f"{metrics}/metrics"
             for part in self._server.parts:
                 addresses |= part.addresses("", metrics, served)

@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +30,8 @@ from stubserve.server.server import Server
 from stubserve.server.service_manager import ServiceManager
 from stubserve.server.starting import progress, show, tell_progress
 from stubserve.server.stopping import Stopping, tell_what_is_waited_for
-from stubserve.settings.groups import Settings
+from stubserve.settings.fronts import FrontSettings
+from stubserve.settings.groups import EXPLICIT, Settings
 
 log = logging.getLogger("stubserve.server")
 
@@ -79,11 +80,30 @@ def _create(settings: Settings) -> Server:
         raise CannotServe(f"error: creating server: {place}{refusals.explained(error)}") from None
     except Unusable as error:
         raise CannotServe(f"error: creating server: {error}") from None
-    for notice in settings.notices:
+    for notice in (*settings.notices, *dangers(settings)):
         log.warning(notice)
     if connection.__file__.endswith(".py") and not settings.dev:
         log.info(_NOT_COMPILED)
     return server
+
+
+def dangers(settings: Settings) -> Iterator[str]:
+    """What every client can do that reaches a port on which nobody has to show who they are."""
+    for kind, is_on, what in (
+        ("model-repository", settings.repository.control_mode == EXPLICIT, "can load models, and so run code"),
+        ("shared-memory", settings.clients.shm, "can read and write the memory that other clients share"),
+    ):
+        fronts: dict[str, FrontSettings] = {"HTTP": settings.http, "gRPC": settings.grpc}
+        places = [
+            f"{protocol} at {front.address}"
+            for protocol, front in fronts.items()
+            if front.allow and not (front.is_local or kind in front.restricted or (front.tls and front.tls.mutual))
+        ]
+        if is_on and places and settings.auth.token_file is None:
+            yield (
+                f"every client that reaches {' or '.join(places)} {what}. --host=127.0.0.1 lets only this machine "
+                "reach it, and --auth-token-file only clients with a token"
+            )
 
 
 async def _start(server: Server, ports: Ports, manager: ServiceManager, signals: Stopping) -> int:
@@ -197,7 +217,7 @@ def run(settings: Settings) -> int:
         paths = tuple(servable(path, links) for path in settings.repository.paths)
         restore = _terminal_modes()
         try:
-            settings = replace(settings, repository=replace(settings.repository, paths=paths))
+            settings = replace(settings.with_addresses(), repository=replace(settings.repository, paths=paths))
             return uvloop.run(serve(settings, functools.partial(_leave, links, restore)))
         finally:
             restore()

@@ -39,11 +39,16 @@ class FrontSettings:
     server_key: str = ""
     root_cert: str = ""
     allow: bool = True
-    address: str = "0.0.0.0"
+    address: str = ""  # until `Settings.with_addresses`, if no flag names one
     port: int = 8000
     reuse_port: bool = False
     header_forward_pattern: str = ""
     restrictions: tuple[Restricted, ...] = ()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the port."""
+        return self.address == "localhost" or self.address == "::1" or self.address.startswith("127.")
 
     @property
     def tls(self) -> Tls | None:
@@ -75,7 +80,7 @@ class HttpSettings(FrontSettings):
     def shows_try_page(self) -> bool:
         if self.try_page is not None:
             return self.try_page
-        return self.address == "localhost" or self.address == "::1" or self.address.startswith("127.")
+        return self.is_local
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ class LatencySettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """What is measured, and where it can be read; without an address at that of HTTP."""
+    """What is measured, and where it can be read."""
 
     allow: bool = True
     allow_cpu: bool = True
@@ -303,6 +303,7 @@ class Settings:
     shed_on_memory_pressure: bool = False
     # For authors of models: see `for_development`
     dev: bool = False
+    host: str = ""
     shm_limit: int = field(default_factory=default_shm_limit)
     notices: tuple[str, ...] = ()
     repository: RepositorySettings = RepositorySettings()
@@ -328,9 +329,13 @@ class Settings:
         instances = replace(self.instances, check_outputs="refuse", debug_all=has_terminal)
         return replace(self, exit_on_error=False, repository=repository, instances=instances)
 
-    @property
-    def metrics_address(self) -> str:
-        return self.metrics.address or self.http.address
+    def with_addresses(self) -> Settings:
+        """With an address for each port whose own flag names none."""
+        host = self.host or ("127.0.0.1" if self.dev else "0.0.0.0")
+        http = replace(self.http, address=self.http.address or host)
+        grpc = replace(self.grpc, address=self.grpc.address or host)
+        metrics = replace(self.metrics, address=self.metrics.address or self.host or http.address)
+        return replace(self, http=http, grpc=grpc, metrics=metrics)
 
     @property
     def connection_share_bytes(self) -> int:

@@ -87,7 +87,7 @@ class OpenAi(Part):
     def _metrics(self, server: Any) -> Callable[[], Awaitable[str]] | None:
         """Gives the current metrics; None where they are off, or meant for an address that HTTP is not served at."""
         settings = self.settings
-        if not settings.metrics.allow or settings.metrics_address != settings.http.address:
+        if not settings.metrics.allow or settings.metrics.address != settings.http.address:
             return None
         return lambda: server.offload.run(server.metrics.text())
 

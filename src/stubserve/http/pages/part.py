@@ -27,7 +27,7 @@ class Pages(Part):
 
     def hint(self, path: str) -> str:
         if path in ("/try", "/chat") and not self.settings.http.shows_try_page:
-            return "this page is served with --try-page, or where --http-address is a loopback address"
+            return "this page is served with --try-page, or where only this machine reaches the port: --host=127.0.0.1"
         return ""
 
     def addresses(self, http: str, metrics: str, models: Sequence[ServedModel]) -> Mapping[str, str]:
