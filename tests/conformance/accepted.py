@@ -683,6 +683,13 @@ DECISIONS = (
         sometimes=True,
     ),
     Accepted(
+        "A model that answers with an unknown output and lacks one of its own has the name wrong. Triton drops the "
+        "unknown one; stubserve says so to the client, unless --check-outputs=never.",
+        ("behaviour/unknown_output",),
+        500,
+        "output 'SURPRISE' is not in its configuration; output 'EXTRA' is not among the outputs that it answered",
+    ),
+    Accepted(
         "A model that returns None and lets go of its response sender can never answer. Triton's client waits for "
         "ever; stubserve's is told.",
         ("behaviour/none", "behaviour/none_element"),

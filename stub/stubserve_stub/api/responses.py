@@ -74,11 +74,13 @@ class InferenceResponse:
         update: Optional[StateUpdate] = None,
         partly: bool = False,
         in_regions: Optional[RegionWriter] = None,
+        misnamed: Optional[Callable[[Sequence[Tensor], Collection[str]], str]] = None,
     ) -> WireResponse:
         """The response for the wire, an error where its outputs find no memory. Keeps only the outputs in `requested`.
 
-        As in upstream, a missing output is no error, and the model loses the other outputs, too. `update` keeps the new
-        states of the request's sequence, `partly` if need be. `in_regions` writes outputs into the client's regions.
+        As in upstream, a missing output is no error, and the model loses the other outputs, too. But where an output is
+        dropped and one is missing, `misnamed` has the text of the error, if it is one. `update` keeps the new states of
+        the request's sequence, `partly` if need be. `in_regions` writes outputs into the client's regions.
         """
         error = self._error
         if error is not None:
@@ -90,7 +92,12 @@ class InferenceResponse:
         refusal = params.refusal(self._parameters) if self._parameters else ""
         if refusal:
             return failed(refusal, codes.INTERNAL)
-        self._output_tensors = [tensor for tensor in self._output_tensors if tensor._name in requested]
+        given = self._output_tensors
+        self._output_tensors = kept = [tensor for tensor in given if tensor._name in requested]
+        if len(kept) < len(given) and len(kept) < len(requested) and misnamed is not None:
+            refusal = misnamed(given, requested)
+            if refusal:
+                return failed(refusal, codes.INTERNAL)
         return response_of(self._outputs(requested, placer, in_regions), self._parameters, placer, in_regions)
 
     def _outputs(

@@ -20,7 +20,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, List, Optional, Sequence, Tuple
 
 from stubserve_stub.api.arguments import UINT32_MAX, as_integer, incompatible
 from stubserve_stub.api.constants import RESPONSE_COMPLETE_FINAL
@@ -134,7 +134,8 @@ class InferenceResponseSender:
                 response = senders.check.look(response, self._requested, None)
             wire = None
             if response is not None:
-                wire = response._encode(self._requested, senders.channel, self._update, senders.decoupled)
+                partly = senders.decoupled
+                wire = response._encode(self._requested, senders.channel, self._update, partly, None, senders.misnamed)
             if bits:
                 self._finish(senders, wire, start)
             elif senders.decoupled:
@@ -232,6 +233,8 @@ class Senders:
         self.decoupled = decoupled
         # Compares responses with the configuration; None where that is off
         self.check: Any = None
+        # The error of a response that lacks an output and has one too many; None where such are passed on
+        self.misnamed: Optional[Callable[[Sequence[Any], Collection[str]], str]] = None
         self._open: Dict[Key, weakref.ref[InferenceResponseSender]] = {}
         self._dropped: List[Tuple[Key, Optional[WireResponse], int, List[Tuple[int, Tensor]]]] = []
 

@@ -102,6 +102,7 @@ class PythonBackend(Backend):
         check = OutputCheck(host.check_outputs, arguments["model_name"], arguments["model_config"], warn)
         # None where nothing is checked, so a batch has to look only at this.
         self._check = self._senders.check = check if check.left else None
+        self._senders.misnamed = check.misnamed if check.left else None
 
     def is_ready(self) -> bool:
         return self._model.is_ready()

@@ -165,7 +165,7 @@ class ModelBatch:
                 raise ContractBroken("Unable to send response. Non-decoupled model cannot send more than one response.")
             sender._end()
         outputs = None if batch.regions is None else batch.regions.writer(index)
-        return response._encode(request._requested_output_names, batch, update, False, outputs)
+        return response._encode(request._requested_output_names, batch, update, False, outputs, self._senders.misnamed)
 
     def left_open(self) -> List[Entry]:
         """The entries of RESULT for a decoupled model, which answers through senders."""

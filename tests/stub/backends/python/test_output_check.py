@@ -11,6 +11,7 @@ from stubserve_stub.api.exceptions import TritonError
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.tensors import Tensor
 from stubserve_stub.backends.python.output_check import ALWAYS, FIRST, NEVER, OutputCheck
+from stubserve_stub.runtime.outputs import InlinePlacer
 
 FLOATS = {"name": "Y", "data_type": "TYPE_FP32", "dims": [-1, 2]}
 SCALAR = {"name": "Z", "data_type": "TYPE_INT64", "dims": [1], "reshape": {"shape": []}}
@@ -82,3 +83,28 @@ def test_by_default_only_the_first_answers_are_looked_at() -> None:
     looking.look(answer(Z), ["Y", "Z"], None)
     assert told == []
     assert not check(told, NEVER).left
+
+
+@pytest.mark.parametrize(
+    ("tensors", "requested", "error"),
+    [
+        ([Z, ("X", 1.0)], ["Y", "Z"], "output 'X' is not in its configuration; output 'Y' is not among the outputs"),
+        ([("X", 1.0)], ["Y"], "output 'X' is not in its configuration; output 'Y' is not among the outputs"),
+        ([Y, Z, ("X", 1.0)], ["Y", "Z"], None),  # upstream drops it, and the answer is whole
+        ([Y, Z, ("X", 1.0)], ["Z"], None),
+        ([Z], ["Y", "Z"], None),  # upstream lets a model leave out outputs
+        ([Z], ["Y"], None),
+    ],
+)
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_an_output_in_place_of_another_is_refused(
+    tensors: list[Any], requested: list[str], error: str | None, decoupled: bool
+) -> None:
+    misnamed = check([], decoupled=decoupled).misnamed
+    refused, outputs, _ = answer(*tensors)._encode(requested, InlinePlacer(), misnamed=misnamed)
+    if error is None:
+        assert refused is None
+        assert len(outputs) == len(set(requested) & {name for name, _ in tensors})
+    else:
+        assert refused is not None
+        assert refused[0].startswith(f"model 'm': {error}")
