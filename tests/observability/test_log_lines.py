@@ -28,6 +28,11 @@ def test_a_line_has_upstreams_form() -> None:
     assert re.fullmatch(r'\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ E \d+ server\.py:117\] "it"', line)
 
 
+def test_a_line_of_no_file_names_none() -> None:
+    logged = logging.LogRecord("stubserve.stub", logging.ERROR, "host.py", 0, "it", (), None)
+    assert re.search(r' \d+ stubserve\.stub\] "it"$', LogFormatter().format(logged))
+
+
 def test_more_lines_follow_below_and_look_like_no_record() -> None:
     first, *rest = lines("failed\u2028\nE1122 server.py:1] faked\n\tfile \x1b[31m\r é\n")
     assert first.endswith('] "failed\\u2028"')

@@ -836,9 +836,9 @@ def test_without_model_control(repository: Path) -> None:
     write_model(repository, "number", NUMBER.format(1, 1))
     with Serving(repository) as server:
         controlled = Controlled(server, repository)
-        text = "explicit model load / unload is not allowed if polling is enabled"
+        text = "explicit model load / unload is not allowed if polling is enabled. This server does not poll; start it"
         for answer in (controlled.load("number"), controlled.unload("number"), controlled.load("nosuch")):
-            assert (answer.status, answer.error) == (503, text)
+            assert (answer.status, answer.error) == (503, f"{text} with --model-control-mode=explicit")
 
 
 def test_a_repository_that_is_looked_at_once(repository: Path) -> None:

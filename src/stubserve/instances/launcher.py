@@ -130,8 +130,11 @@ _LEVELS = {0: logging.INFO, 1: logging.WARNING, 2: logging.ERROR, 3: logging.DEB
 
 
 def log_from_stub(message: dict[str, Any]) -> None:
-    """Writes a model's log line as if it were the server's, with the model's file and line."""
-    logger = logging.getLogger("stubserve.model")
+    """Writes a model's log line as if it were the server's, with the model's file and line.
+
+    A line of the stub's own has the number 0: no file of the model stands there.
+    """
+    logger = logging.getLogger("stubserve.model" if message["line"] else "stubserve.stub")
     level = _LEVELS[message["level"]]
     if logger.isEnabledFor(level):
         record = logger.makeRecord(

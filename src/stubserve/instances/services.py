@@ -29,9 +29,12 @@ class ControlForModels:
         raise no_model_control()
 
 
-def no_model_control() -> ServeError:
-    """Upstream's text, also for servers that do not poll."""
-    return unavailable("explicit model load / unload is not allowed if polling is enabled")
+def no_model_control(polls: bool = True) -> ServeError:
+    """Upstream's text, also for servers that do not poll; these say what to do."""
+    text = "explicit model load / unload is not allowed if polling is enabled"
+    return unavailable(
+        text if polls else f"{text}. This server does not poll; start it with --model-control-mode=explicit"
+    )
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ class ModelControl:
 
     def _check_control(self) -> None:
         if not self.is_explicit:
-            raise no_model_control()
+            raise no_model_control(polls=self._settings.control_mode == POLL)
 
     async def _load_saved(self, names: Collection[str]) -> dict[str, bool]:
         loaded = await self._load_several(names)

@@ -98,7 +98,7 @@ def _indented(message: str, first: str) -> str:
 def _place(record: logging.LogRecord) -> str:
     # A compiled function has no frame that logging sees, so its lines would name the event loop as their place.
     compiled = record.pathname.startswith(_EVENT_LOOP) and record.name.startswith("stubserve")
-    return record.name if compiled else f"{record.filename}:{record.lineno}"
+    return record.name if compiled or not record.lineno else f"{record.filename}:{record.lineno}"
 
 
 log = logging.getLogger("stubserve.log")

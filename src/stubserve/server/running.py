@@ -20,6 +20,7 @@ import uvloop
 
 from stubserve.closed_process import close_process
 from stubserve.environments import refusals
+from stubserve.environments.cache import default_folder
 from stubserve.errors import ServeError, Unusable
 from stubserve.http import connection
 from stubserve.memory import malloc
@@ -82,9 +83,18 @@ def _create(settings: Settings) -> Server:
         raise CannotServe(f"error: creating server: {error}") from None
     for notice in (*settings.notices, *dangers(settings)):
         log.warning(notice)
-    if connection.__file__.endswith(".py") and not settings.dev:
+    if connection.__file__.endswith(".py") and not settings.dev and _is_first("not-compiled"):
         log.info(_NOT_COMPILED)
     return server
+
+
+def _is_first(name: str) -> bool:
+    """Whether this is the first time on this machine that the server asks; always, where nothing can be remembered."""
+    try:
+        (default_folder("told") / name).touch(exist_ok=False)
+    except OSError as error:
+        return not isinstance(error, FileExistsError)
+    return True
 
 
 def dangers(settings: Settings) -> Iterator[str]:
