@@ -8,6 +8,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator
 
+TRITON, STANDARD = "triton", "standard"
+
 
 class Code(enum.IntEnum):
     """Triton's error codes, with the numbers that its Python backend exposes as `TritonError.<NAME>`."""
@@ -27,10 +29,24 @@ class Code(enum.IntEnum):
     # INVALID_ARG to most clients; OpenAI's routes tell them apart: a body that is too large, and one of a wrong form
     TOO_LARGE = 104
     WRONG_FORM = 105
+    # JSON that cannot be read as what it should be: INTERNAL to Triton's clients
+    MALFORMED = 106
 
     @property
     def http_status(self) -> int:
-        return _SHOWN[self][0]
+        return _STANDARD.get(self, _SHOWN[self][0]) if Statuses.are_standard else _SHOWN[self][0]
+
+    @property
+    def generate_status(self) -> int:
+        """That of `generate` once a model has the request: Triton's front end then has one status for all errors."""
+        return self.http_status if Statuses.are_standard else 400
+
+    @property
+    def of_triton(self) -> Code:
+        """Triton's code for this one."""
+        if self is Code.MALFORMED:
+            return Code.INTERNAL
+        return self if self <= Code.CANCELLED else Code.INVALID_ARG
 
     @property
     def grpc_status(self) -> int:
@@ -58,7 +74,21 @@ _SHOWN = {
     Code.RESTRICTED: (403, 14, "Restricted"),
     Code.TOO_LARGE: (400, 3, "Invalid argument"),
     Code.WRONG_FORM: (400, 3, "Invalid argument"),
+    Code.MALFORMED: (500, 13, "Internal"),
 }
+# The statuses that HTTP has for these, where Triton has others
+_STANDARD = {
+    Code.UNKNOWN: 500,
+    Code.ALREADY_EXISTS: 409,
+    Code.TOO_LARGE: 413,
+    Code.MALFORMED: 400,
+}
+
+
+class Statuses:
+    """Which statuses the errors of this process have over HTTP (--http-status): Triton's, or standard ones."""
+
+    are_standard = False
 
 
 class Unusable(Exception):
@@ -105,6 +135,10 @@ class ServeError(Exception):
 
 def internal(message: str) -> ServeError:
     return ServeError(Code.INTERNAL, message)
+
+
+def malformed(message: str) -> ServeError:
+    return ServeError(Code.MALFORMED, message)
 
 
 def not_found(message: str) -> ServeError:

@@ -685,8 +685,8 @@ DECISIONS = (
     Accepted(
         "A model that answers with an unknown output and lacks one of its own has the name wrong. Triton drops the "
         "unknown one; stubserve says so to the client, unless --check-outputs=never.",
-        ("behaviour/unknown_output",),
-        500,
+        ("behaviour/unknown_output", "grpc_infer/model_unknown_output"),
+        None,
         "output 'SURPRISE' is not in its configuration; output 'EXTRA' is not among the outputs that it answered",
     ),
     Accepted(

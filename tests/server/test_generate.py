@@ -25,6 +25,8 @@ PLAIN = """
             number = int(pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[0])
             if number == 5:
                 return pb_utils.InferenceResponse(error=pb_utils.TritonError("five", pb_utils.TritonError.NOT_FOUND))
+            if number == 6:
+                return pb_utils.InferenceResponse(error=pb_utils.TritonError("six", pb_utils.TritonError.UNAVAILABLE))
             seen = "%s %s" % ([input.as_numpy().tolist() for input in request.inputs()], request.parameters())
             return pb_utils.InferenceResponse([
                 pb_utils.Tensor("OUT", np.array([number], np.int32)),
@@ -107,6 +109,16 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         """
         write_model(repository, f"shape_{name}", source, config)
     with Serving(repository) as server:
+        server.wait_until_ready()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def standard_statuses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    repository = tmp_path_factory.mktemp("models")
+    write_model(repository, "plain", PLAIN, PLAIN_CONFIG)
+    write_model(repository, "decoupled", DECOUPLED, DECOUPLED_CONFIG)
+    with Serving(repository, "--http-status=standard") as server:
         server.wait_until_ready()
         yield server
 
@@ -334,3 +346,26 @@ def test_statistics_of_responses(serving: Serving) -> None:
     }  # fmt: skip
     assert len(statistics["response_stats"]) <= 256
     assert all(kind["ns"] >= 0 for place in statistics["response_stats"].values() for kind in place.values())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "of_triton", "standard"),
+    [
+        ("plain/generate", b'{"IN":5}', 400, 404),  # an error of the model's own
+        ("plain/generate", b'{"IN":6}', 400, 503),
+        ("plain/generate", b"{", 500, 400),
+        ("plain/infer", b"[1", 500, 400),
+        ("plain/infer", b"[1" + b" " * (1 << 20), 500, 400),  # read by a process of its own
+        ("plain/generate", b"{}", 400, 400),
+        ("nosuch/generate", b'{"IN":5}', 404, 404),
+        ("decoupled/infer", b'{"inputs":[]}', 501, 501),
+        ("decoupled/generate", b'{"IN":3}', 200, 400),
+        ("decoupled/generate", b'{"IN":-9}', 400, 500),
+        ("decoupled/generate_stream", b'{"IN":-9}', 400, 500),
+    ],
+)
+def test_statuses_are_those_of_triton_or_of_http(
+    serving: Serving, standard_statuses: Serving, path: str, body: bytes, of_triton: int, standard: int
+) -> None:
+    for server, expected in ((serving, of_triton), (standard_statuses, standard)):
+        assert server.request("POST", f"/v2/models/{path}", body).status == expected

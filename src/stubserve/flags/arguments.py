@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from stubserve.api.fair_queues import TOKEN
-from stubserve.errors import UsageError
+from stubserve.errors import STANDARD, TRITON, UsageError
 from stubserve.flags.table import FLAGS, GROUPS
 from stubserve.flags.unneeded import UNNEEDED
 from stubserve.flags.values import CloudAddress, check_restricted, parse_bool, parse_int, parse_repository
@@ -29,6 +29,7 @@ _MUST_BE = "--{} must be {}. Got {}"
 _INVALID = "invalid argument for --{0}, got: {2}. Use {1}"
 _CHOICES = {
     "model-control-mode": (_MUST_BE, (NONE, EXPLICIT, POLL)),
+    "http-status": (_MUST_BE, (TRITON, STANDARD)),
     "check-outputs": (_MUST_BE, ("never", "first", "always", "refuse")),
     "grpc-infer-response-compression-level": (_INVALID, ("none", "low", "medium", "high")),
     "log-format": (_INVALID.replace("{0}", "log_format"), (DEFAULT, ISO8601, JSON)),

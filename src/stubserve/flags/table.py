@@ -97,6 +97,8 @@ reuse-http-port = reuse_port: Let several servers share the port (false).
 http-max-input-size = max_input_size: Largest JSON, compressed or raw request, in bytes (67108864).
 http-header-forward-pattern = header_forward_pattern: HTTP headers whose names match become request parameters.
 http-restricted-api = restrictions: <API>,...:<header>=<value> that requests to these APIs must have.
+http-status = status: The statuses of errors: triton, those of Triton's front end, with 400 for all errors of a model
+    in generate and 500 for JSON that cannot be read; or standard, those that retries and alerts expect (triton).
 http-use-ssl = use_ssl: Serve HTTP and metrics over TLS (false).
 http-use-ssl-mutual = use_ssl_mutual: TLS, and clients of HTTP and metrics need a certificate (false).
 http-server-cert = server_cert: The certificate for HTTP, a PEM file.

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from stubserve.api.inference_server import InferenceServer
 from stubserve.api.placement import BodyPlacer
-from stubserve.errors import ServeError
+from stubserve.errors import Code, ServeError, Statuses
 from stubserve.http.generate_decode import decode_generate
 from stubserve.http.generate_encode import document_steps, encode_document, is_large
 from stubserve.http.infer_encode import encode_error
@@ -180,7 +180,11 @@ class GenerateCall(Call):
     def answer(self) -> list[bytes]:
         """The body of `generate`, once the call is complete, in pieces."""
         self._texts.drop()
-        return self._pending if self._responses == 1 else [_NOT_ONE]
+        if self._responses == 1:
+            return self._pending
+        if Statuses.are_standard:
+            self.status = Code.INVALID_ARG.http_status
+        return [_NOT_ONE]
 
     def reply(self) -> Reply:
         """The reply of `generate`, once the call is complete: in chunks, as upstream."""
@@ -240,8 +244,7 @@ class GenerateCall(Call):
         if self.gone:
             pass
         elif not response.empty:
-            # Upstream answers every error from here on with status 400.
-            self.status = self.status or (400 if isinstance(made, ServeError) else 200)
+            self.status = self.status or (made.code.generate_status if isinstance(made, ServeError) else 200)
             if is_wanted:
                 text = b'{"error":%b}' % json_text.string(made.message) if isinstance(made, ServeError) else made
                 assert text is not None
@@ -266,7 +269,8 @@ class GenerateCall(Call):
 async def generate(call: GenerateCall) -> HttpResponse:
     """The one answer of a started call."""
     await call.until(lambda: call.complete)
-    response = InPieces([] if call.gone else call.answer(), call.status or 200)
+    pieces = [] if call.gone else call.answer()
+    response = InPieces(pieces, call.status or 200)
     # In chunks, as upstream.
     del response.headers["content-length"]
     return response

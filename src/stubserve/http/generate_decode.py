@@ -14,7 +14,7 @@ from stubserve_stub.wire.datatypes import BY_NUMBER
 from stubserve_stub.wire.options import NO_OPTIONS
 
 from stubserve.api.placement import Placer
-from stubserve.errors import ServeError, internal, invalid
+from stubserve.errors import ServeError, invalid, malformed
 from stubserve.http.infer_document import read_parameters
 from stubserve.http.json import text as json_text
 from stubserve.http.json.values import UNSET, as_string, find, is_int, parse_json, repeated_names
@@ -35,7 +35,7 @@ def decode_generate(
     """
     document = parse_json(body, most_odd) if isinstance(body, bytes) else body
     if not isinstance(document, dict):
-        raise internal("attempt to get members for non-object")
+        raise malformed("attempt to get members for non-object")
     id = find(document, "id")
     id = "" if id is UNSET else as_string(id, "id")
     inputs: list[Tensor] = []
@@ -50,7 +50,7 @@ def decode_generate(
                 raise invalid(f"Keyword '{NESTED}' for nested schema also given as input tensor name")
             value = document[NESTED]
             if not isinstance(value, dict):
-                raise internal(
+                raise malformed(
                     f"Expected JSON object for keyword: '{NESTED}': attempt to access JSON non-object as object"
                 )
             try:

@@ -25,7 +25,7 @@ from stubserve_stub.wire.options import NO_OPTIONS, RequestOptions
 
 from stubserve.api.placement import SMALL_BYTES, BodyPlacer, ReplyFormat, Slot
 from stubserve.api.request_options import PREFIX, RESERVED
-from stubserve.errors import ServeError, internal, invalid
+from stubserve.errors import ServeError, invalid, malformed
 from stubserve.http import infer_structs
 from stubserve.http.infer_structs import InferDocument, Input
 from stubserve.http.json import text as json_text
@@ -145,7 +145,7 @@ def _reply_format(document: InferDocument, binary: bool, signature: Signature) -
 def read_parameters(parameters: Any) -> tuple[RequestOptions, bool]:
     """The options that the parameters set, and whether outputs are binary by default. Raises ServeError."""
     if not isinstance(parameters, dict):
-        raise internal("failed to get request params.: attempt to get members for non-object")
+        raise malformed("failed to get request params.: attempt to get members for non-object")
     if len(parameters) > MAX_PARAMETERS:
         raise invalid(f"request has {len(parameters)} parameters; it may have {MAX_PARAMETERS}")
     binary = False

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from stubserve.api import management
 from stubserve.api.management import ServerFacts
-from stubserve.errors import ServeError, internal, invalid, unavailable
+from stubserve.errors import ServeError, internal, invalid, malformed, unavailable
 from stubserve.http.asgi_request import QUESTION_BYTES, body_of, json_response
 from stubserve.http.json.values import ODD_BYTES, UNSET, find, is_uint, parse_json
 from stubserve.inference.served_model import ServedModel
@@ -187,7 +187,7 @@ def _load_parameters(body: bytes) -> tuple[str | None, dict[str, bytes]]:
     if parameters is UNSET:
         return None, {}
     if not isinstance(parameters, dict):
-        raise internal("attempt to get members for non-object")
+        raise malformed("attempt to get members for non-object")
     config: str | None = None
     files = {}
     for name, value in parameters.items():
@@ -313,4 +313,4 @@ def _size(value: object) -> int:
 
 
 def _wrong(kind: str) -> ServeError:
-    return internal(f"attempt to access JSON non-{kind} as {kind}")
+    return malformed(f"attempt to access JSON non-{kind} as {kind}")

@@ -205,7 +205,7 @@ class ModelStatistics:
     def record_error(self, error: ServeError) -> None:
         """Counts an answer that is an error, whoever made it: the model, or the server for it."""
         # Codes that only some protocols tell apart are INVALID_ARG to the others.
-        code = error.code if error.code <= Code.CANCELLED else Code.INVALID_ARG
+        code = error.code.of_triton
         answers = self.errors.setdefault(code, ErrorAnswers())
         answers.count += 1
         answers.last_s = time.time()

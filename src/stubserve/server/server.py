@@ -17,7 +17,7 @@ from stubserve.api.fair_queues import OFF, FairQueues
 from stubserve.api.management import header_forwarding
 from stubserve.connections.receive_buffers import ReceiveBuffers
 from stubserve.connections.slow_clients import RequestPace, SlowClients
-from stubserve.errors import ServeError, invalid, unavailable
+from stubserve.errors import STANDARD, ServeError, Statuses, invalid, unavailable
 from stubserve.http.access import http_access
 from stubserve.http.json.process import JsonProcess
 from stubserve.inference.long_work import Offload
@@ -63,6 +63,7 @@ class Server:
         self.http_access = http_access(settings.http.restricted, self.tokens, auth.open_kinds, self.owner)
         self.http_forwarding = header_forwarding(settings.http.header_forward_pattern)
         self.max_input_size = settings.http.max_input_size
+        Statuses.are_standard = settings.http.status == STANDARD
         pace = RequestPace(clients.min_rate, clients.request_timeout_secs)
         self.slow_clients = SlowClients(pace, clients.send_timeout_secs, clients.idle_timeout_secs)
         self.max_connections: int = clients.max_connections

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stubserve.errors import TRITON
+
 # Per kind of APIs: the header and value that it requires
 Restricted = Mapping[str, tuple[str, str]]
 
@@ -69,6 +71,7 @@ class HttpSettings(FrontSettings):
 
     max_input_size: int = 64 << 20
     cors_origins: tuple[str, ...] = ()
+    status: str = TRITON
     openai: bool = False
     # A port of its own for them, and what it requires beside `restrictions`; None for none
     openai_port: int | None = None

@@ -109,8 +109,8 @@ def test_it_reads_as_the_server_would() -> None:
 @pytest.mark.parametrize(
     ("document", "code", "text"),
     [
-        (b"{", Code.INTERNAL, "failed to parse the request JSON buffer"),
-        ({"inputs": [item("IN", "FP32", ["x"])]}, Code.INTERNAL, "attempt to access JSON non-number as double"),
+        (b"{", Code.MALFORMED, "failed to parse the request JSON buffer"),
+        ({"inputs": [item("IN", "FP32", ["x"])]}, Code.MALFORMED, "attempt to access JSON non-number as double"),
         ({"inputs": [], "parameters": dict.fromkeys(map(str, range(MAX_PARAMETERS + 1)), 1)}, Code.INVALID_ARG,
          "request has 10001 parameters; it may have 10000"),
         # Long words, and a refusal that quotes them

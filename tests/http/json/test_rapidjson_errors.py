@@ -78,7 +78,7 @@ TOO_BIG = "Number too big to be stored in double."
 def test_refused(text: str, reason: str, offset: int) -> None:
     with pytest.raises(ServeError) as caught:
         parse(text.encode())
-    assert caught.value.code == Code.INTERNAL
+    assert caught.value.code == Code.MALFORMED
     assert caught.value.message == f"failed to parse the request JSON buffer: {reason} at {offset}"
 
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-from stubserve.errors import ServeError, internal, invalid
+from stubserve.errors import ServeError, invalid, malformed
 from stubserve.http.json.values import NESTING_TEXT
 
 TOKENS = 1_000_000
@@ -272,4 +272,4 @@ def _plain_numbers(piece: bytes) -> list[int | float] | None:
 
 
 def _refusal(reason: str, at: int) -> ServeError:
-    return internal(f"failed to parse the request JSON buffer: {reason} at {at}")
+    return malformed(f"failed to parse the request JSON buffer: {reason} at {at}")

@@ -27,7 +27,7 @@ import orjson
 from stubserve_stub.wire import strings as wire_strings
 from stubserve_stub.wire.datatypes import BF16, BOOL, BY_NUMBER, BYTES, FP16
 
-from stubserve.errors import ServeError, internal, invalid, unsupported
+from stubserve.errors import ServeError, invalid, malformed, unsupported
 from stubserve.http.json.values import NESTING_TEXT, is_int, is_uint
 
 MAX_DEPTH = 100
@@ -193,7 +193,7 @@ def _collect(data: list[Any], depth: int, elements: list[Any]) -> None:
 
 def _strings(flat: list[Any], kinds: set[type]) -> bytes:
     if not kinds <= {str}:
-        raise internal("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
+        raise malformed("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
     try:
         elements = list(map(str.encode, flat))
     except UnicodeEncodeError:
@@ -205,7 +205,7 @@ def _strings(flat: list[Any], kinds: set[type]) -> bytes:
 def _explain(datatype: int, flat: list[Any], elements: int) -> NoReturn:
     for at, element in enumerate(flat):
         if at == elements:
-            raise internal(_SHAPE_TEXT)
+            raise malformed(_SHAPE_TEXT)
         if datatype == BOOL:
             if not isinstance(element, bool):
                 raise _not("boolean", "boolean")
@@ -217,11 +217,11 @@ def _explain(datatype: int, flat: list[Any], elements: int) -> NoReturn:
                 raise _not("signed-integer", "signed-integer")
         elif type(element) not in (int, float):
             raise _not("number", "double")
-    raise internal(_SHAPE_TEXT)
+    raise malformed(_SHAPE_TEXT)
 
 
 def _not(kind: str, access: str) -> ServeError:
-    return internal(f"Unable to parse 'data': attempt to access JSON non-{kind} as {access}")
+    return malformed(f"Unable to parse 'data': attempt to access JSON non-{kind} as {access}")
 
 
 def string(text: str) -> bytes:

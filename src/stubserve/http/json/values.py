@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from stubserve.errors import Code, ServeError, internal, invalid
+from stubserve.errors import Code, ServeError, invalid, malformed
 
 UNSET: Final = object()
 
@@ -162,5 +162,5 @@ def is_int(value: Any) -> bool:
 def wrong(value: Any, what: str, kind: str, access: str, verb: str = "parse") -> ServeError:
     """The error for a member named `what` that is missing or is not of this `kind`."""
     if value is UNSET:
-        return internal(f"Unable to {verb} '{what}': attempt to access non-existing object member '{what}'")
-    return internal(f"Unable to {verb} '{what}': attempt to access JSON non-{kind} as {access}")
+        return malformed(f"Unable to {verb} '{what}': attempt to access non-existing object member '{what}'")
+    return malformed(f"Unable to {verb} '{what}': attempt to access JSON non-{kind} as {access}")

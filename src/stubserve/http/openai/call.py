@@ -80,7 +80,7 @@ class OpenAiCall(GenerateCall):
                 part.start({**request.members, "id": self._form.id})
             except ServeError as error:
                 # What `generate` finds wrong in the members is the client's fault, whatever code upstream has for it.
-                raise invalid(error.message) if error.code is Code.INTERNAL else error from None
+                raise invalid(error.message) if error.code is Code.MALFORMED else error from None
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)
         await self.until(lambda: self.complete or all(part._is_submitted or part._refusal for part in parts))
