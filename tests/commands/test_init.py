@@ -63,9 +63,9 @@ def test_a_name_that_no_model_can_have_is_refused(tmp_path: Path, capsys: pytest
 
 def test_a_new_backend_is_installed_tested_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, site = tmp_path / "forest", tmp_path / "site"
-    # What docs/guides/backends.md shows, but that this environment stays as it is.
+    # What docs/guides/own-backends.md shows, but that this environment stays as it is.
     shown = "stubserve init --backend forest\npip install pytest -e forest\npython -m pytest forest\n"
-    assert f"```sh\n{shown}```" in (ROOT / "docs" / "guides" / "backends.md").read_text()
+    assert f"```sh\n{shown}```" in (ROOT / "docs" / "guides" / "own-backends.md").read_text()
     assert init.run(["--backend", str(folder)]) == 0
     assert f"pip install pytest -e {folder}" in capsys.readouterr().out
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
@@ -74,12 +74,7 @@ def test_a_new_backend_is_installed_tested_and_checked(tmp_path: Path, capsys: p
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
     done = subprocess.run(tests, cwd=tmp_path, capture_output=True, text=True, timeout=WORK_S, env=environment)
     assert "2 passed" in done.stdout, done.stdout + done.stderr
-    section = (
-        (ROOT / "docs" / "guides" / "backends.md")
-        .read_text()
-        .partition("## A backend of your own\n")[2]
-        .partition("\n## ")[0]
-    )
+    section = (ROOT / "docs" / "guides" / "own-backends.md").read_text().partition("\n## ")[0]
     written, asked = blocks(section)[1:]
     *commands, (serve, _) = written.commands
     for command, _ in commands:

@@ -98,8 +98,8 @@ def test_every_page_is_tested() -> None:
 def test_pages_lie_where_the_index_says() -> None:
     """Guides and places of deployment in their folders, what is looked up at the top."""
     menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
-    for section, entries in re.findall(r"^  - ([\w ]+):\n((?: {6}.*\n)+)", menu, re.MULTILINE):
-        looked_up = section in ("Reference", "Contribute")
+    for section, entries in re.findall(r"^  - ([\w ]+):\n((?: {6,}.*\n)+)", menu, re.MULTILINE):
+        looked_up = section in ("Reference", "Develop")
         for page in re.findall(r": (\S+\.md)$", entries, re.MULTILINE):
             guides = page.startswith(("guides/", "deployment/"))
             assert page == "index.md" or guides != looked_up, page

@@ -134,7 +134,7 @@ grpc-http2-min-recv-ping-interval-without-data = min_recv_ping_interval_without_
 grpc-http2-max-ping-strikes = max_ping_strikes: Too early pings that a client may send (2).
 grpc-max-connection-age = max_connection_age: Milliseconds that a connection may live (no limit).
 grpc-max-connection-age-grace = max_connection_age_grace: Milliseconds more for its calls to end (no limit).
-[clients] What a client may take
+[clients] Limits for clients
 allow-client-shm = shm: Let clients register shared memory for inputs and outputs, by name, in /dev/shm (false).
 request-min-rate = min_rate: Bytes per second that an unfinished request has to arrive at (500).
 request-timeout-secs = request_timeout_secs: Seconds within which all of a request has to arrive; 0: no limit (3600).
@@ -145,7 +145,7 @@ max-connections = max_connections: Connections of HTTP, and as many of gRPC; 0: 
     64 (0).
 fair-queues = fair_queues: When a queue is full, refuse a request of the client that has most requests in it. A client
     is a connection, an address or a token; off: refuse the new request (off).
-[auth] Who may ask
+[auth] Authentication
 auth-token-file = token_file: Tokens, one of which each request needs: '<token> [<API>,...]' in each line.
 auth-open-api = open_kinds: APIs that need no token, as health,metrics (none).
 [metrics] Metrics
