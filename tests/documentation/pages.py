@@ -48,7 +48,7 @@ class Block:
             found, rest = [], self.text
             while rest:
                 command, rest = _first_command(rest)
-                if command and not command.startswith("#"):
+                if command:
                     found.append((command, ""))
             return found
         if self.language == "console":
@@ -61,12 +61,33 @@ def words_of(command: str) -> list[str]:
     return shlex.split(command.replace("\\\n", ""))
 
 
+# Behind words outside of quotes, or within double ones: what an interactive bash or zsh takes for something else
+_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
+_PITFALLS = {
+    r"(?<![^\s;&|(])#": "a comment, which an interactive zsh takes for words",
+    r"(?<=\w)\[|(?<!\$)\?": "a pattern of files, for which zsh wants quotes",
+    r"![^\s=(]": "history, for a shell that is typed in",
+    r"(?<!<)<[\w-]+>": "a file in place of a word that the reader puts in",
+}
+
+
+def pitfalls(command: str) -> str:
+    """What a reader who pastes the command into a shell would meet; empty for nothing."""
+    for quoted in _QUOTED.findall(command):
+        if quoted.startswith("'") and "\\\n" in quoted:
+            return "a backslash within quotes, which is a part of the text"
+        if quoted.startswith('"') and re.search(r'![^\s="]', quoted):
+            return "history, for a shell that is typed in"
+    plain = _QUOTED.sub("_", command)
+    return next((why for pattern, why in _PITFALLS.items() if re.search(pattern, plain)), "")
+
+
 def _first_command(text: str) -> tuple[str, str]:
     """The first command, and what follows it. As a shell takes it: it goes on behind an open quote or a backslash."""
     lines = text.splitlines(keepends=True)
     for end in range(1, len(lines) + 1):
         command = "".join(lines[:end]).strip()
-        if command.startswith("#") or _is_whole(command):
+        if _is_whole(command):
             return command, "".join(lines[end:])
     raise ValueError(f"the command does not end: {text}")
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import tomllib
 
 from tests.documentation.pages import ROOT, Block, words_of
@@ -15,14 +17,27 @@ from tests.real_server import Serving
 
 # What stands for the ports of a server that takes any that are free
 _PLACES = {"localhost:8000": "port", "localhost:8001": "grpc_port", "localhost:8002": "metrics_port"}
+# How a shell runs a text that is pasted, without what its user has set
+_SHELLS = {
+    "bash": ["bash", "--noprofile", "--norc", "-euo", "pipefail", "-c"],
+    "zsh": ["zsh", "-f", "-euo", "pipefail", "-c"],
+}
+# Those of this machine, for the tests that follow a page
+IN_EACH_SHELL = [
+    pytest.param(name, marks=[] if name == "bash" else [pytest.mark.long]) for name in _SHELLS if shutil.which(name)
+]
 TIMEOUT_S = 600
 
 
 class Reader:
-    """Follows a page in the folder `here`, which has to be the working folder. To be closed."""
+    """Follows a page in the folder `here`, which has to be the working folder. To be closed.
 
-    def __init__(self, here: Path) -> None:
+    Commands are handed to the shell as they stand in the page.
+    """
+
+    def __init__(self, here: Path, shell: str = "bash") -> None:
         self._here = here
+        self._shell = _SHELLS[shell]
         self._files: dict[Path, str] = {}
         self._server: Serving | None = None
         self._environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -46,17 +61,24 @@ class Reader:
             self._type(command, printed)
 
     def _type(self, command: str, printed: str) -> None:
-        words = words_of(command)
-        if words[0] == "stubserve" and words[1] == "serve":
-            self._serve(words[2:])
+        words = words_of(command)[:2]
+        if words == ["stubserve", "serve"]:
+            self._serve(self._taken("stubserve", command)[1:])
             for line in printed.splitlines():
                 assert self._server is not None
                 # It takes a port that is free, on this machine alone.
                 self._server.wait_for(re.sub(r"[0-9\\.]+:[0-9]+", r"[0-9.]+:[0-9]+", _pattern(line.strip())))
-        elif words[:2] == ["pip", "install"]:
-            check_installation(words[2:])
+        elif words == ["pip", "install"]:
+            check_installation(self._taken("pip", command)[1:])
         else:
-            self._run(["bash", "-euo", "pipefail", "-c", self._at_its_place(command)], printed)
+            self._run([*self._shell, self._at_its_place(command)], printed)
+
+    def _taken(self, program: str, command: str) -> list[str]:
+        """What the program is given by the shell."""
+        shown = f"{program}() {{ printf '%s\\0' \"$@\"; }}\n{command}"
+        done = subprocess.run([*self._shell, shown], cwd=self._here, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        return done.stdout.split("\0")[:-1]
 
     def _serve(self, words: list[str]) -> None:
         if self._server is not None:

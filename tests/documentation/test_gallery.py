@@ -10,20 +10,21 @@ import pytest
 import tomllib
 
 from tests.documentation.pages import DOCS, ROOT, blocks
-from tests.documentation.reader import Reader
+from tests.documentation.reader import IN_EACH_SHELL, Reader
 
 PAGE = (DOCS / "guides" / "gallery.md").read_text()
 EXAMPLES = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 
 
+@pytest.mark.parametrize("shell", IN_EACH_SHELL)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_runs(name: str, shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "torch" in EXAMPLES[name]:
         pytest.importorskip("torch", reason="its environment has torch, which brings gigabytes where it is not there")
     if "curl" in EXAMPLES[name] and shutil.which("curl") is None:
         pytest.skip("needs curl")
     monkeypatch.chdir(tmp_path)
-    reader = Reader(tmp_path)
+    reader = Reader(tmp_path, shell)
     try:
         for block in blocks(EXAMPLES[name]):
             reader.follow(block)

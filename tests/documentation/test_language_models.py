@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.documentation.pages import DOCS, Block, blocks
-from tests.documentation.reader import Reader
+from tests.documentation.reader import IN_EACH_SHELL, Reader
 
 PAGE = blocks((DOCS / "guides" / "language-models.md").read_text())
 
 
-def follow(page: list[Block], here: Path) -> None:
-    reader = Reader(here)
+def follow(page: list[Block], here: Path, shell: str) -> None:
+    reader = Reader(here, shell)
     try:
         for block in page:
             reader.follow(block)
@@ -23,11 +23,12 @@ def follow(page: list[Block], here: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_with_curl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shell", IN_EACH_SHELL)
+def test_with_curl(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = [block for block in PAGE if "chat.py" not in block.text]
     assert len(page) == len(PAGE) - 1
-    follow(page, tmp_path)
+    follow(page, tmp_path, shell)
 
 
 @pytest.mark.long
@@ -35,4 +36,4 @@ def test_with_curl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openai", reason="`make test-long` installs it")
     monkeypatch.chdir(tmp_path)
-    follow(PAGE, tmp_path)
+    follow(PAGE, tmp_path, "bash")

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.documentation.pages import ROOT, blocks, pages
-from tests.documentation.reader import Reader, check_installation
+from tests.documentation.pages import ROOT, blocks, pages, pitfalls
+from tests.documentation.reader import IN_EACH_SHELL, Reader, check_installation
 
 # Page -> where it is tested
 OTHERWISE = {
-    "README.md": "tests/test_readme.py",
     "docs/guides/backends.md": "tests/server/test_documented_backends.py",
     "docs/guides/testing.md": "tests/testing/test_documentation.py",
     "docs/guides/browser.md": "tests/server/test_browsers.py",
@@ -38,25 +37,64 @@ NEEDS = {"docs/guides/tracking.md": "scipy"}
 FETCHED = {"model_repository/ocr_detection/1/model.onnx"}
 # What the site shows without a scroll bar, beside both of its menus (docs/stylesheets/site.css)
 COLUMNS = 100
+# A block that begins so has commands.
+_COMMAND = re.compile(r"(?:\$ |(?:curl|kubectl|make|perf_analyzer|pip|python|stubserve) )")
+# A command that goes on until ctrl-C
+_GOES_ON = re.compile(r"(?:.* )?(?:stubserve serve|make serve|uvicorn)\b(?!.*&$)", re.DOTALL)
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
+@pytest.mark.parametrize("shell", IN_EACH_SHELL)
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=[pytest.mark.long] if page in NEEDS else []) for page in FOLLOWED]
 )
-def test_a_reader_gets_what_the_page_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_gets_what_the_page_shows(
+    page: str, shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if page in NEEDS:
         pytest.importorskip(NEEDS[page])
     text = (ROOT / page).read_text()
     if "curl" in text and shutil.which("curl") is None:
         pytest.skip("needs curl")
     monkeypatch.chdir(tmp_path)
-    reader = Reader(tmp_path)
+    reader = Reader(tmp_path, shell)
     try:
         for block in blocks(text):
             reader.follow(block)
     finally:
         reader.close()
+
+
+@pytest.mark.parametrize("page", pages())
+def test_commands_can_be_pasted(page: str) -> None:
+    """Into an interactive bash or zsh, whether or not a test can run them."""
+    found = blocks((ROOT / page).read_text())
+    commands = [command for block in found for command, _ in block.commands]
+    assert {command: why for command in commands if (why := pitfalls(command))} == {}
+    for block in found:
+        for command, _ in block.commands[:-1]:
+            assert not _GOES_ON.match(command), f"what stands below it is not reached:\n{block.text}"
+        if block.language not in ("sh", "console") and not block.title:
+            assert not _COMMAND.match(block.text), f"is of the language sh or console:\n{block.text}"
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("make serve # all of it", "a comment"),
+        ("# all of it", "a comment"),
+        ("pip install stubserve[client]", "a pattern"),
+        ("curl localhost:8000/v2?a=1", "a pattern"),
+        ('echo "hello!world"', "history"),
+        ("curl -d '{ \\\n }'", "a backslash"),
+        ("serve <folder>", "a file"),
+        ("pip install 'stubserve[client]' \"a#b\" x#y", ""),
+        ("echo $? && [ -e x ] && cat <<END\nx\nEND", ""),
+        ("a 2>&1 >b <c \\\n    --d='!' --e", ""),
+    ],
+)
+def test_what_shells_take_for_something_else_is_found(command: str, why: str) -> None:
+    assert why in pitfalls(command) if why else not pitfalls(command)
 
 
 @pytest.mark.parametrize("page", pages())
@@ -123,7 +161,6 @@ $ say \\
 ```""")
     assert console.commands == [("say 'one\n    two'", "one two\n"), ("say \\\n    three", "")]
     [sh] = blocks("""```sh
-# don't
 first 'a \\
 b'
 second

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.documentation.pages import DOCS, blocks
-from tests.documentation.reader import Reader
+from tests.documentation.reader import IN_EACH_SHELL, Reader
 from tests.real_server import Serving
 
 PAGE = DOCS / "deployment" / "several-servers.md"
@@ -20,10 +20,13 @@ PORT = re.compile(r"\b80[0-2][0-3]\b")
 
 
 class ReaderOfSeveral(Reader):
-    """Starts each server beside those that run. `ports` has what stands for each port of the page."""
+    """Starts each server beside those that run, as `&` behind its command says.
 
-    def __init__(self, here: Path, ports: dict[str, int]) -> None:
-        super().__init__(here)
+    `ports` has what stands for each port of the page.
+    """
+
+    def __init__(self, here: Path, shell: str, ports: dict[str, int]) -> None:
+        super().__init__(here, shell)
         self._ports = ports
         self.servers: list[Serving] = []
 
@@ -32,8 +35,6 @@ class ReaderOfSeveral(Reader):
             server.stop()
 
     def _serve(self, words: list[str]) -> None:
-        *words, background = words
-        assert background == "&"
         repository, *flags = map(self._at_its_place, [words[0], *DEFAULTS, *words[1:]])
         self._server = Serving(self._here / repository, *flags).__enter__()
         self.servers.append(self._server)
@@ -42,7 +43,8 @@ class ReaderOfSeveral(Reader):
         return PORT.sub(lambda found: str(self._ports[found[0]]), text)
 
 
-def test_a_reader_gets_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shell", IN_EACH_SHELL)
+def test_a_reader_gets_what_the_page_shows(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = PAGE.read_text()
     monkeypatch.chdir(tmp_path)
     with contextlib.ExitStack() as stack:
@@ -54,7 +56,7 @@ def test_a_reader_gets_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.M
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             taken.bind(("127.0.0.1", 0))
             ports[port] = taken.getsockname()[1]
-        reader = ReaderOfSeveral(tmp_path, ports)
+        reader = ReaderOfSeveral(tmp_path, shell, ports)
         stack.callback(reader.close)
         for block in blocks(text):
             reader.follow(block)

@@ -53,13 +53,13 @@ def repository(tmp_path_factory: pytest.TempPathFactory, clips: Any, fetched: No
     return folder
 
 
-def copy(here: Path) -> Path:
-    """A copy of the example in this folder, without clips."""
-    for model in MODELS:
+def copy(here: Path, *others: str) -> Path:
+    """A copy of the example in this folder, without clips, and of other models without their networks."""
+    for model in (*MODELS, *others):
         shutil.copytree(
             ROOT / "model_repository" / model,
             here / "model_repository" / model,
-            ignore=shutil.ignore_patterns("clips"),
+            ignore=shutil.ignore_patterns("clips", "model.gguf"),
         )
     return here / "model_repository"
 
@@ -158,7 +158,7 @@ def test_a_reader_gets_what_the_guide_shows(tmp_path: Path, monkeypatch: pytest.
     here = tmp_path
     monkeypatch.chdir(here)
     # What the guide writes lies in a copy of its own: the server of the other tests shows the clip that lies in theirs.
-    client = copy(here) / "camera" / "client.py"
+    client = copy(here, "smollm2", "ocr_text") / "camera" / "client.py"
     reader = Reader(here)
     try:
         # Its port is not the usual one.

@@ -211,7 +211,9 @@ def test_voice_activity_is_that_of_the_network_and_of_people() -> None:
 
 @pytest.mark.usefixtures("fetched")
 def test_what_the_docs_show_is_what_is_printed() -> None:
-    shown = re.findall(r"^```\n\$ \.venv/bin/python (model_repository/\S+/client\.py.*)\n((?:.*\n)*?)```$", DOCS, re.M)
+    shown = re.findall(
+        r"^```console\n\$ \.venv/bin/python (model_repository/\S+/client\.py.*)\n((?:.*\n)*?)```$", DOCS, re.M
+    )
     assert len(shown) >= 5
     with Serving(REPOSITORY) as server:
         for words, output in shown:

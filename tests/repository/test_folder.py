@@ -276,6 +276,16 @@ def test_folders_that_are_no_versions(folder: ModelFolder, caplog: pytest.LogCap
     assert caplog.records == []
 
 
+def test_a_folder_that_a_parameter_names_is_no_version(folder: ModelFolder, caplog: pytest.LogCaptureFixture) -> None:
+    add(folder.path, "2", "clips", "voices")
+    parameters = "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+        for key, value in (("files", "clips"), ("default", "voices/low.wav"), ("limit", "2"))
+    )
+    assert available_versions(folder, parse_text(parameters, "c")) == [2]
+    assert caplog.records == []
+
+
 @pytest.mark.parametrize("name", ["007", "00"])
 def test_leading_zeros_are_ignored(name: str, folder: ModelFolder, caplog: pytest.LogCaptureFixture) -> None:
     add(folder.path, "1", name)

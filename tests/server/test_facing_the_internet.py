@@ -27,7 +27,9 @@ from tests.real_server import PATIENCE_S, Answer, Serving, eventually, write_mod
 from tests.server.test_tls import CONFIG, Certificates
 from tools.bench.servers import ServerError, peers_environment
 
-SECTION = (DOCS / "guides" / "security.md").read_text().partition("## Checklist for the internet")[2].partition("\n## ")[0]
+SECTION = (
+    (DOCS / "guides" / "security.md").read_text().partition("## Checklist for the internet")[2].partition("\n## ")[0]
+)
 PAGE = blocks(SECTION)
 [CLIENTS] = [block.text for block in PAGE if block.title == "clients.py"]
 COMMANDS = [command for block in PAGE for command, _ in block.commands]

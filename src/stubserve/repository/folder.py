@@ -34,7 +34,7 @@ CONFIG_FILE = "config.pbtxt"
 BETWEEN = "::"
 DUPLICATE_REASON = "model appears in two or more repositories"
 
-# Folders in a model's folder that are not versions.
+# Folders in a model's folder that are not versions. Those that a parameter names are not, either.
 _NOT_VERSIONS = frozenset({"warmup", "initial_state", "configs"})
 
 # Characters that upstream's Python backend refuses in a name, because it once passed names through a shell.
@@ -245,7 +245,7 @@ def available_versions(folder: ModelFolder, config: ModelConfig) -> list[int]:
 
     Raises ServeError INVALID_ARG if the policy leaves none; INTERNAL if the folder can not be read.
     """
-    existing = _versions_on_disk(folder)
+    existing = _versions_on_disk(folder, config)
     policy = config.version_policy
     choice = policy.WhichOneof("policy_choice")
     if choice == "specific":
@@ -295,8 +295,9 @@ def _how_to_make_a_version(path: Path, config: ModelConfig) -> str:
     return f"Make a folder for its version, with the model's file in it: {path / '1' / 'model.py'}"
 
 
-def _versions_on_disk(folder: ModelFolder) -> list[int]:
+def _versions_on_disk(folder: ModelFolder, config: ModelConfig) -> list[int]:
     versions = []
+    named = {value.string_value.partition("/")[0] for value in config.parameters.values()}
     for name in _subfolders(folder.path):
         if name in _NOT_VERSIONS or _is_hidden(name):
             continue
@@ -305,7 +306,9 @@ def _versions_on_disk(folder: ModelFolder) -> list[int]:
                 "ignore version directory '%s' which contains leading zeros in its directory name", folder.path / name
             )
         elif not (name.isascii() and name.isdigit() and int(name) <= _MAX_VERSION):
-            _log.warning("ignore version directory '%s' which fails to convert to integral number", folder.path / name)
+            if name not in named:
+                fault = "fails to convert to integral number"
+                _log.warning("ignore version directory '%s' which %s", folder.path / name, fault)
         else:
             versions.append(int(name))
     return sorted(versions)
