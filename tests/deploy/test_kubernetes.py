@@ -34,6 +34,13 @@ def document(path: Path) -> Any:
     return yaml.safe_load(path.read_text())
 
 
+def secured(path: Path) -> Any:
+    """The manifest with its lines for tokens and TLS."""
+    text = path.read_text()
+    assert "#+ " in text
+    return yaml.safe_load(text.replace("#+ ", ""))
+
+
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
 def test_kubernetes_would_take_it(path: Path) -> None:
     validate = pytest.importorskip("kubernetes_validate")
@@ -104,9 +111,22 @@ def test_kserve_would_take_it() -> None:
         sdk.check("V1alpha1ServingRuntimeSpec", {"modelFormats": []})
 
 
+def test_they_would_be_taken_with_tokens_and_tls() -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    deployment, runtime = secured(DEPLOY / "kubernetes" / "deployment.yaml"), secured(RUNTIME)["spec"]
+    validate.validate(deployment, validate.latest_version(), strict=True)
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "runtime"}}
+    pod["spec"] = {"containers": runtime["containers"], "volumes": runtime["volumes"]}
+    validate.validate(pod, validate.latest_version(), strict=True)
+
+
 def containers() -> list[Any]:
-    pod = document(DEPLOY / "kubernetes" / "deployment.yaml")["spec"]["template"]["spec"]
-    return [*pod["containers"], *document(RUNTIME)["spec"]["containers"]]
+    return [
+        container
+        for read in (document, secured)
+        for spec in (read(DEPLOY / "kubernetes" / "deployment.yaml")["spec"]["template"]["spec"], read(RUNTIME)["spec"])
+        for container in spec["containers"]
+    ]
 
 
 @pytest.mark.parametrize("container", containers(), ids=lambda container: container["name"])
@@ -118,6 +138,12 @@ def test_command_line_ports_and_probes_fit_each_other(container: Any) -> None:
     for probe in probes:
         assert probe["path"] in http_routes()
         assert ports.get(probe["port"], probe["port"]) == settings.http.port
+        assert (probe.get("scheme") == "HTTPS") == (settings.http.tls is not None)
+    mounted = tuple(one["mountPath"] + "/" for one in container.get("volumeMounts", []))
+    if settings.auth.token_file is not None:
+        assert str(settings.auth.token_file).startswith(mounted)
+        assert "health" in settings.auth.open_kinds
+    assert (settings.http.tls is None) == (settings.grpc.tls is None)
 
 
 def test_a_pod_has_the_time_that_its_server_takes_to_stop() -> None:

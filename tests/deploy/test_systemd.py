@@ -51,10 +51,12 @@ Environment=PYTHONPATH=/opt/stubserve/src:/opt/stubserve/stub:/opt/stubserve/pac
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_the_unit_is_right(tmp_path: Path) -> None:
+@pytest.mark.parametrize("marks", ["", r"^#\+ "], ids=["plain", "secured"])
+def test_the_unit_is_right(marks: str, tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
-    text, changed = re.subn("/opt/stubserve/bin/stubserve", "/bin/true", UNIT.read_text())
-    assert changed == 1
+    text = re.sub(marks, "", UNIT.read_text(), flags=re.MULTILINE) if marks else UNIT.read_text()
+    text, changed = re.subn("/opt/stubserve/bin/stubserve", "/bin/true", text)
+    assert changed == 2
     unit.write_text(text)
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
@@ -69,6 +71,15 @@ def test_its_command_line_is_one_of_ours() -> None:
     settings = parse_arguments(words.split())
     (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.MULTILINE)
     assert int(seconds) > settings.exit_timeout_secs
+    secured = re.sub(r"^#\+ ", "", UNIT.read_text(), flags=re.MULTILINE).replace("\\\n", "")
+    words = re.findall(r"^ExecStart=/opt/stubserve/bin/stubserve serve (.*)$", secured, re.MULTILINE)[-1]
+    settings = parse_arguments(words.split())
+    assert settings.http.tls is not None
+    assert settings.grpc.tls is not None
+    assert (str(settings.auth.token_file), set(settings.auth.open_kinds)) == (
+        "/etc/stubserve/tokens",
+        {"health", "metrics"},
+    )
 
 
 class Machine:

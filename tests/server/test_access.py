@@ -389,6 +389,7 @@ def test_a_file_with_a_mistake_ends_the_start(repository: Path, tmp_path: Path, 
 
 
 LOADS, SHARES = "--model-control-mode=explicit", "--allow-client-shm"
+HTTP_TLS, GRPC_TLS = (f"--{name}-use-ssl --{name}-server-cert=c --{name}-server-key=k" for name in ("http", "grpc"))
 
 
 @pytest.mark.parametrize(
@@ -403,6 +404,11 @@ LOADS, SHARES = "--model-control-mode=explicit", "--allow-client-shm"
         (f"{SHARES} --auth-token-file=tokens", 0),
         (f"{LOADS} --http-restricted-api=model-repository:a=b --grpc-restricted-protocol=model-repository:a=b", 0),
         (f"{SHARES} --http-restricted-api=model-repository:a=b --grpc-restricted-protocol=model-repository:a=b", 1),
+        (HTTP_TLS, 1),  # and gRPC without it
+        (GRPC_TLS, 1),
+        (f"{HTTP_TLS} {GRPC_TLS}", 0),
+        (f"{HTTP_TLS} --grpc-address=127.0.0.1", 0),
+        (f"{HTTP_TLS} --allow-grpc=false", 0),
     ],
 )
 def test_what_is_dangerous_is_said_where_nobody_needs_a_token(words: str, warnings: int) -> None:

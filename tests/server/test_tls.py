@@ -219,6 +219,23 @@ def test_ask_names_what_makes_a_certificate_trusted(serving: Serving, certificat
     assert "there is no model 'nosuch'" in known
 
 
+def test_ask_tells_a_server_that_it_cannot_speak_with_from_none(
+    serving: Serving, repository: Path, certificates: Certificates
+) -> None:
+    def told(url: str) -> str:
+        command = [sys.executable, "-m", "stubserve", "ask", f"--url={url}", "nosuch"]
+        environment = {**os.environ, "SSL_CERT_FILE": str(certificates.root)}
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment).stderr
+
+    assert "--url has to name the server as its certificate does" in told(f"https://localhost:{serving.port}")
+    assert "if it has TLS, its address begins with https://" in told(f"http://127.0.0.1:{serving.port}")
+    with Serving(repository) as plain:
+        assert "without TLS its address begins with http://" in told(f"https://127.0.0.1:{plain.port}")
+    flags = (*certificates.flags, "--http-use-ssl-mutual", f"--http-root-cert={certificates.root}")
+    with Serving(repository, *flags) as mutual:
+        assert "certificate" in told(f"https://127.0.0.1:{mutual.port}")
+
+
 def _encrypted(key: str) -> str:
     pem = serialization.load_pem_private_key(key.encode(), None).private_bytes(
         serialization.Encoding.PEM,
@@ -231,7 +248,7 @@ def _encrypted(key: str) -> str:
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
-        ("cert missing", "/nosuch.pem: No such"),
+        ("cert missing", r"\d\] \"there is no TLS for http: /nosuch\.pem: No such file or directory\. The files"),
         ("key is a certificate", r"{root}: there is no private key in PEM\. The files for TLS are those of --http-"),
         ("certificate is a key", r"{key}: there is no certificate in PEM"),
         ("key of another", r"{certificate}: the certificate and the private key {other} cannot be used together"),

@@ -88,14 +88,28 @@ class _Server:
         except urllib.error.HTTPError as error:
             raise NoAnswer(_refusal(error, self.url), error.code) from None
         except OSError as error:
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, ssl.SSLCertVerificationError):
-                text = f"the certificate of {self.url} is not trusted ({reason.verify_message})"
-                raise NoAnswer(f"{text}: the variable SSL_CERT_FILE names its authority's file") from None
-            advice = f"start one with 'stubserve serve', or say with --url where it is (without it: {DEFAULT_URL})"
-            raise NoAnswer(f"no server answers at {self.url} ({reason}): {advice}") from None
+            raise NoAnswer(self._why_not(getattr(error, "reason", error))) from None
         except (ValueError, http.client.HTTPException) as error:
             raise NoAnswer(f"'{self.url}' is not the address of a server over HTTP: {error}") from None
+
+    def _why_not(self, reason: object) -> str:
+        """Why there is no answer, and what to do: a server that is there is told from none."""
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            authority = "the variable SSL_CERT_FILE names its authority's file"
+            advice = "--url has to name the server as its certificate does" if _is_about_a_name(reason) else authority
+            return f"the certificate of {self.url} is not trusted ({reason.verify_message}): {advice}"
+        if isinstance(reason, ssl.SSLError):
+            return (
+                f"the server at {self.url} refuses TLS ({reason.reason}): without TLS its address begins with http://"
+            )
+        if isinstance(reason, ConnectionResetError):
+            is_tls = self.url.startswith("https://")
+            advice = (
+                "it may want a client's certificate" if is_tls else "if it has TLS, its address begins with https://"
+            )
+            return f"the server at {self.url} closes the connection: {advice}"
+        advice = f"start one with 'stubserve serve', or say with --url where it is (without it: {DEFAULT_URL})"
+        return f"no server answers at {self.url} ({reason}): {advice}"
 
     def document(self, path: str, body: bytes | None = None) -> Any:
         """The JSON of an answer. Raises NoAnswer."""
@@ -104,6 +118,11 @@ class _Server:
                 return json.load(answer)
         except (ValueError, OSError, http.client.HTTPException):
             raise NoAnswer(f"what answers at {self.url} is no inference server") from None
+
+
+def _is_about_a_name(error: ssl.SSLCertVerificationError) -> bool:
+    """Whether the certificate is one of another host or address, by OpenSSL's numbers."""
+    return error.verify_code in (62, 64)
 
 
 def _refusal(error: urllib.error.HTTPError, url: str) -> str:

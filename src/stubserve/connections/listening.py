@@ -68,22 +68,25 @@ def listen(address: str, port: int, shared: bool = False) -> socket.socket:
     return listener
 
 
-def explained(error: OSError, protocol: str) -> str:
-    """Why a protocol cannot be served, and what to do; its flags are `--<protocol>-port` and `--<protocol>-address`."""
+def explained(error: OSError, protocol: str, place: str) -> str:
+    """Why a protocol cannot be served, and what to do; its flags are `--<protocol>-port` and `--<protocol>-address`.
+
+    `place` says what cannot be opened, unless it is a file for TLS.
+    """
     reason = error.strerror or str(error)
     if error.filename is not None:
         front = "grpc" if protocol == "grpc" else "http"
         return (
-            f"{error.filename}: {reason}. The files for TLS are those of --{front}-server-cert, --{front}-server-key "
-            f"and --{front}-root-cert."
+            f"there is no TLS for {protocol}: {error.filename}: {reason}. The files for TLS are those of "
+            f"--{front}-server-cert, --{front}-server-key and --{front}-root-cert."
         )
     if error.errno == errno.EADDRINUSE:
-        return f"{reason}. Is another server running? Choose another --{protocol}-port."
-    if error.errno == errno.EACCES:
-        return f"{reason}. Low ports are for root only. Choose another --{protocol}-port."
-    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-        return f"{reason}. Is --{protocol}-address one of this machine's?"
-    return reason
+        reason += f". Is another server running? Choose another --{protocol}-port."
+    elif error.errno == errno.EACCES:
+        reason += f". Low ports are for root only. Choose another --{protocol}-port."
+    elif error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        reason += f". Is --{protocol}-address one of this machine's?"
+    return f"{place}: {reason}"
 
 
 class Acceptor:

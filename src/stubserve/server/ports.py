@@ -54,8 +54,8 @@ class Ports:
             try:
                 self._http[name] = (make(), listen(address, port, self._is_shared(name)))
             except OSError as error:
-                text = f"Socket '{address}:{port}' cannot be opened: {explained(error, protocol)}"
-                raise CannotServe(text) from None
+                place = f"Socket '{address}:{port}' cannot be opened"
+                raise CannotServe(explained(error, protocol, place)) from None
             except ServeError as error:
                 raise CannotServe(f"error: creating server: {error.status_text}") from None
         self._log_requests_if_verbose()
@@ -71,7 +71,7 @@ class Ports:
 
     def _no_grpc(self, error: OSError) -> CannotServe:
         grpc = self._server.settings.grpc
-        return CannotServe(f"failed to start gRPC at '{grpc.address}:{grpc.port}': {explained(error, 'grpc')}")
+        return CannotServe(explained(error, "grpc", f"failed to start gRPC at '{grpc.address}:{grpc.port}'"))
 
     def _is_shared(self, name: str) -> bool:
         return name == _HTTP and self._server.settings.http.reuse_port

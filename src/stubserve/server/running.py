@@ -98,12 +98,12 @@ def _is_first(name: str) -> bool:
 
 
 def dangers(settings: Settings) -> Iterator[str]:
-    """What every client can do that reaches a port on which nobody has to show who they are."""
+    """What others can do at a port where nobody has to show who they are, or that lacks TLS beside one that has it."""
+    fronts: dict[str, FrontSettings] = {"HTTP": settings.http, "gRPC": settings.grpc}
     for kind, is_on, what in (
         ("model-repository", settings.repository.control_mode == EXPLICIT, "can load models, and so run code"),
         ("shared-memory", settings.clients.shm, "can read and write the memory that other clients share"),
     ):
-        fronts: dict[str, FrontSettings] = {"HTTP": settings.http, "gRPC": settings.grpc}
         places = [
             f"{protocol} at {front.address}"
             for protocol, front in fronts.items()
@@ -114,6 +114,15 @@ def dangers(settings: Settings) -> Iterator[str]:
                 f"every client that reaches {' or '.join(places)} {what}. --host=127.0.0.1 lets only this machine "
                 "reach it, and --auth-token-file only clients with a token"
             )
+    if any(front.allow and front.tls for front in fronts.values()):
+        for protocol, front in fronts.items():
+            if front.allow and not (front.tls or front.is_local):
+                flag = f"--{protocol.lower()}"
+                yield (
+                    f"{protocol} at {front.address} has no TLS, and the other protocol has it: whoever listens on the "
+                    f"network reads what clients of {protocol} send, also their tokens. {flag}-use-ssl gives it TLS, "
+                    f"{flag}-address=127.0.0.1 keeps it to this machine, and --allow-{protocol.lower()}=false closes it"
+                )
 
 
 async def _start(server: Server, ports: Ports, manager: ServiceManager, signals: Stopping) -> int:
