@@ -110,7 +110,7 @@ test-deploy: install $(VENV)/ray/.installed $(VENV)/kserve/.installed $(VENV)/ku
 	RAY_PYTHON=$(VENV)/ray/bin/python KSERVE_SDK=$(VENV)/kserve KUBERNETES_MODELS=$(VENV)/kubernetes-models $(BIN)/python -m pytest -n0 -m '' tests/deploy $(ARGS)
 
 # The site, in site/. A link that leads nowhere, within the pages or to a heading, fails it.
-docs: install $(VENV)/.with-docs
+docs: $(VENV)/.with-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 check: install $(VENV)/.with-dev

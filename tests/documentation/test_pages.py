@@ -18,6 +18,7 @@ from tests.documentation.reader import IN_EACH_SHELL, Reader, check_installation
 # Page -> where it is tested
 OTHERWISE = {
     "docs/guides/backends.md": "tests/server/test_documented_backends.py",
+    "docs/guides/own-backends.md": "tests/commands/test_init.py",
     "docs/guides/testing.md": "tests/testing/test_documentation.py",
     "docs/guides/browser.md": "tests/server/test_browsers.py",
     "docs/guides/examples.md": "tests/model_repository/test_examples.py",
