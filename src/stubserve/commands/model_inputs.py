@@ -151,7 +151,7 @@ def _array(wanted: ModelInput, text: str) -> Any:
         try:
             array = _of_elements(wanted, json.loads(text))
         except (ValueError, RecursionError):
-            raise _wrong(wanted, f"'{_short(text)}' is neither a number nor a list of JSON") from None
+            raise _wrong(wanted, f"'{_short(text)}' is neither a number nor a list, as JSON writes them") from None
     return _in_shape(wanted, array)
 
 

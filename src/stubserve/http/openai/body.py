@@ -145,7 +145,7 @@ def read_body(text: bytes, route: str) -> Asked:
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise _wrong(f"the body of the request is no JSON: {error}") from None
+        raise _wrong(f"the body of the request is not valid JSON: {error}") from None
     if not isinstance(document, dict):
         raise _wrong("the body of the request must be a JSON object")
     for name in _RESERVED:

@@ -40,7 +40,7 @@ def _read(folder: Path) -> ChatTemplate | None:
     if (folder / _CONFIG).is_file():
         config = json.loads(_text(folder / _CONFIG))
         if not isinstance(config, dict):
-            raise ValueError(f"{_CONFIG} is no JSON object")
+            raise ValueError(f"{_CONFIG} is not a JSON object")
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}

@@ -182,7 +182,7 @@ def _object(text: bytes, model: str) -> dict[str, Any]:
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise internal(f"model '{model}' gave '{OBJECT_OUTPUT}' that is no JSON: {error}") from None
+        raise internal(f"model '{model}' gave '{OBJECT_OUTPUT}' that is not valid JSON: {error}") from None
     if not isinstance(found, dict):
-        raise internal(f"model '{model}' gave '{OBJECT_OUTPUT}' that is no JSON object")
+        raise internal(f"model '{model}' gave '{OBJECT_OUTPUT}' that is not a JSON object")
     return found
