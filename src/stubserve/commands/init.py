@@ -1,5 +1,7 @@
 """`stubserve init NAME`: a new model's folder, with a client and a test that work as they are.
 
+With `--from FILE` it is the folder of a model that is there as a file (`init_from`).
+
 `stubserve init --backend NAME` writes a package that brings a backend, with a test.
 """
 
@@ -8,12 +10,15 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stubserve_stub.backends.cards import built_in, card_of
 
+from stubserve.commands import init_from
+from stubserve.commands.model_file import CannotLook
 from stubserve.errors import ServeError, invalid
 from stubserve.repository.folder import CONFIG_FILE, check_model_name
 
@@ -39,9 +44,19 @@ def run(words: Sequence[str]) -> int:
         "--no-config", action="store_true", help="no config.pbtxt: model.py says itself what it takes and gives"
     )
     parser.add_argument(
+        "--from",
+        dest="file",
+        metavar="FILE",
+        type=Path,
+        help="the folder is for this model: a pickle or a file of joblib (.pkl, .pickle, .joblib), XGBoost (.json, "
+        ".ubj), LightGBM (.txt) or ONNX (.onnx). The file is loaded to see what it takes; a pickle is a program",
+    )
+    parser.add_argument(
         "--backend", action="store_true", help="a package that brings the backend NAME, in place of a model's folder"
     )
     options = parser.parse_args(words)
+    if options.file is not None and (options.backend or options.no_config):
+        parser.error("--from goes with neither --backend nor --no-config")
     folder: Path = options.folder
     name = folder.absolute().name
     try:
@@ -51,32 +66,50 @@ def run(words: Sequence[str]) -> int:
         return 1
     try:
         if options.backend:
-            write_backend(folder)
+            steps = write_backend(folder)
+        elif options.file is not None:
+            steps = write_model_of(folder, options.file)
         else:
-            write_model(folder, with_config=not options.no_config)
+            steps = write_model(folder, with_config=not options.no_config)
     except FileExistsError:
         print(f"error: {folder} is there already, and nothing in it was changed. Choose another name.", file=sys.stderr)
         return 1
-    except OSError as error:
-        print(f"error: {error.filename} cannot be written: {error.strerror}", file=sys.stderr)
+    except CannotLook as error:
+        print(f"error: {options.file}: {error}", file=sys.stderr)
         return 1
-    for line in _next_steps_of_backend(folder) if options.backend else _next_steps(folder):
+    except OSError as error:
+        what = "read" if error.filename == str(options.file) else "written"
+        print(f"error: {error.filename} cannot be {what}: {error.strerror}", file=sys.stderr)
+        return 1
+    for line in steps:
         print(line)
     return 0
 
 
-def write_model(folder: Path, with_config: bool = True) -> None:
-    """Writes a new model into `folder`, which must not exist. Raises OSError."""
+def write_model(folder: Path, with_config: bool = True) -> list[str]:
+    """Writes a new model into `folder`, which must not exist, and says what to do next. Raises OSError."""
     contents = {place: (_TEMPLATES / place).read_bytes() for place in _FILES}
     if not with_config:
         del contents[CONFIG_FILE]
         method = (_TEMPLATES / "auto_complete_config.txt").read_bytes()
         contents["1/model.py"] = contents["1/model.py"].replace(_CLASS, _CLASS + method)
     _write(folder, contents)
+    return _next_steps(folder, f"a model that doubles its input; edit {folder / '1' / 'model.py'} to make it yours.")
 
 
-def write_backend(folder: Path) -> None:
-    """Writes a package with a backend into `folder`, which must not exist. Raises OSError."""
+def write_model_of(folder: Path, file: Path) -> list[str]:
+    """Writes the folder of the model in `file` into `folder`, which must not exist, and says what to do next.
+
+    Raises OSError, and CannotLook if the file does not say what its model takes.
+    """
+    _check_is_new(folder)
+    found = init_from.look(file)
+    _write(folder, init_from.contents(file, found))
+    return _next_steps(folder, f"{init_from.described(found)}.")
+
+
+def write_backend(folder: Path) -> list[str]:
+    """Writes a package with a backend into `folder`, which must not exist, and says what to do next. Raises OSError."""
     name = folder.absolute().name
     module = f"stubserve_{name}"
     contents = {f"{module}/__init__.py": b""}
@@ -85,6 +118,7 @@ def write_backend(folder: Path) -> None:
             place = template.name if template.name in _OUTSIDE else f"{module}/{template.name}"
             contents[place] = template.read_bytes().replace(b"newbackend", name.encode())
     _write(folder, contents)
+    return _next_steps_of_backend(folder)
 
 
 def _check_backend_name(name: str) -> None:
@@ -98,20 +132,27 @@ def _check_backend_name(name: str) -> None:
         raise invalid(f"there is a backend '{name}' already; choose another name")
 
 
-def _write(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Writes these files into a new or empty folder. Raises OSError."""
+def _check_is_new(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(folder)
+
+
+def _write(folder: Path, contents: Mapping[str, bytes | Path]) -> None:
+    """Writes these files, or copies of them, into a new or empty folder. Raises OSError."""
+    _check_is_new(folder)
     for place, content in contents.items():
         file = folder / place
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
+        if isinstance(content, Path):
+            shutil.copyfile(content, file)
+        else:
+            file.write_bytes(content)
 
 
-def _next_steps(folder: Path) -> list[str]:
+def _next_steps(folder: Path, what: str) -> list[str]:
     name = shlex.quote(str(folder))
     return [
-        f"{folder}: a model that doubles its input; edit {folder / '1' / 'model.py'} to make it yours.",
+        f"{folder}: {what}",
         f"  stubserve serve {name} --dev    serves it, and again whenever a file of it is saved",
         f"  python {shlex.quote(str(folder / 'client.py'))}    asks it",
         f"  python -m pytest {name}    tests it without a server",

@@ -1,0 +1,410 @@
+"""What a model's file takes and gives, as JSON: `python -m stubserve.commands.model_file FILE`, for `stubserve init`.
+
+A process of its own, because a pickle is a program, and its packages print, warn and crash as they like. The model is
+asked about one row, whose answer becomes the test of the new folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import mmap
+import os
+import pickle
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stubserve_stub.backends.onnxruntime.contract import contract_of
+from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER
+
+# Endings -> what loads such a file, which decides about the new folder's model.py
+KINDS = {
+    ".pkl": "pickle", ".pickle": "pickle", ".joblib": "joblib", ".json": "xgboost", ".ubj": "xgboost",
+    ".txt": "lightgbm", ".onnx": "onnxruntime",
+}  # fmt: skip
+# More columns of numbers than these become one input
+_MOST_COLUMNS = 64
+# joblib writes arrays into its pickles, which only joblib reads, and compresses them
+_JOBLIB = (b"joblib.numpy_pickle", b"numpy_pickle")
+_COMPRESSED = (b"\x1f\x8b", b"x\x9c", b"x\x01", b"x\xda", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18")
+# Where the name to install is another than the name to import
+_DISTRIBUTIONS = {"sklearn": "scikit-learn", "cv2": "opencv-python-headless", "PIL": "pillow", "yaml": "pyyaml"}
+
+
+class CannotLook(Exception):
+    """The file does not say what it takes; the text says why, and what to do."""
+
+
+def look(path: Path) -> dict[str, Any]:
+    """`kind`, `what` it is, `inputs`, `outputs` and the rest that the templates need. Raises CannotLook."""
+    kind = KINDS[path.suffix.lower()]
+    if kind == "pickle" and _is_joblib(path):
+        kind = "joblib"
+    if kind == "onnxruntime":
+        return {"kind": kind, "what": "ONNX", **_of_onnx(path)}
+    model, wrapper = _load(path, kind)
+    found = _of_model(model)
+    classes = [one for part in (model, *_parts(model)) for one in type(part).__mro__]
+    modules = {"numpy", *(["pandas"] if found["columns"] else []), *([kind] if kind != "pickle" else [])}
+    packages = _packages(modules | {one.__module__.partition(".")[0] for one in classes})
+    made_by = packages.get(_distribution(type(model).__module__.partition(".")[0]), "").replace("==", " ")
+    what = type(model).__name__ + (f" of {made_by}" if made_by else "")
+    threads = _threads(model) if kind in ("pickle", "joblib") else []
+    about = {"kind": kind, "what": what, "wrapper": wrapper, "threads": threads}
+    return {**about, "requirements": [*packages.values()], **found}
+
+
+def _is_joblib(path: Path) -> bool:
+    with open(path, "rb") as file:
+        if file.read(6).startswith(_COMPRESSED):
+            return True
+        if not os.fstat(file.fileno()).st_size:
+            return False
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return any(content.find(name) >= 0 for name in _JOBLIB)
+
+
+def _load(path: Path, kind: str) -> tuple[Any, str]:
+    """The model, and the class of xgboost that a file of it is for."""
+    try:
+        if kind == "pickle":
+            with open(path, "rb") as file:
+                return pickle.load(file), ""
+        package = importlib.import_module(kind)
+        if kind == "joblib":
+            return package.load(path), ""
+        if kind == "lightgbm":
+            return package.Booster(model_file=path), "Booster"
+        booster = package.Booster(model_file=path)
+        # The class that it was saved from: it knows its classes, and which trees are the best
+        role = json.loads(booster.attr("scikit_learn") or "{}").get("_estimator_type", "")
+        wrapper = {"classifier": "XGBClassifier", "regressor": "XGBRegressor", "ranker": "XGBRanker"}.get(role)
+        if wrapper is None:
+            return booster, "Booster"
+        model = getattr(package, wrapper)()
+        model.load_model(path)
+        return model, wrapper
+    except ImportError as error:
+        raise CannotLook(_lacks(error)) from None
+    except Exception as error:
+        text = f"it cannot be loaded: {type(error).__name__}: {_head(error)}"
+        if "<module '__main__'" in text or "module 'stubserve.commands.model_file'" in text:
+            text += (
+                ". A pickle has the names of its classes and functions, not their code, and this one is from the "
+                "notebook or script that wrote the file. Move it into a module, import it from there, and write the "
+                "file again."
+            )
+        raise CannotLook(text) from None
+
+
+def _lacks(error: ImportError) -> str:
+    name = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or error.name != name:
+        version = f" It may have been made with another version of {_distribution(name)}." if name else ""
+        return f"it cannot be loaded: {type(error).__name__}: {_head(error)}.{version}"
+    return (
+        f"it needs the module '{name}', which {sys.executable} does not have. Install it, in the version that the file "
+        f"was made with: {sys.executable} -m pip install {_distribution(name)}. For a module of your own say where it "
+        "lies (PYTHONPATH=FOLDER stubserve init ...), and copy it into the new folder's 1/."
+    )
+
+
+def _head(error: BaseException) -> str:
+    """The first line of an error's text. Of xgboost's it leaves out the time and the place in its source."""
+    lines = str(error).strip().splitlines() or [""]
+    return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", lines[0])[:500]
+
+
+def _distribution(module: str) -> str:
+    return _DISTRIBUTIONS.get(module, module)
+
+
+def _packages(modules: set[str]) -> dict[str, str]:
+    """The packages of these modules, without those that others of them bring: name -> `name==version`."""
+    of_module = importlib.metadata.packages_distributions()
+    names = {name for module in modules for name in of_module.get(module, ()) if name != "stubserve"}
+    brought: set[str] = set()
+    for name in names:
+        for line in importlib.metadata.requires(name) or ():
+            if "extra ==" not in line and (match := re.match(r"[\w.-]+", line)):
+                brought.add(_canonical(match[0]))
+    kept = sorted(name for name in names if _canonical(name) not in brought or name == "numpy")
+    return {name: f"{name}=={importlib.metadata.version(name)}" for name in kept}
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _threads(model: Any) -> list[str]:
+    """Settings of the model that would start threads for each request."""
+    try:
+        settings = model.get_params()
+    except Exception:
+        return []
+    return [
+        name
+        for name, value in settings.items()
+        if name.endswith("n_jobs") and isinstance(value, int) and value != 1 and name.isidentifier()
+    ]
+
+
+# What a model takes
+
+
+def _of_model(model: Any) -> dict[str, Any]:
+    if not (callable(model) or hasattr(model, "predict") or hasattr(model, "transform")):
+        raise CannotLook(f"it is a {_named(model)}, which has no `predict`, and cannot be called")
+    columns, inputs = _inputs_of(model)
+    try:
+        rows = _rows(columns, inputs)
+        outputs = dict(_outputs_of(model, rows))
+    except CannotLook:
+        raise
+    except Exception as error:
+        example = json.dumps({one["name"]: one["example"] for one in inputs}, ensure_ascii=False)
+        example = example if len(example) < 300 else f"{example[:300]} ..."
+        raise CannotLook(
+            f"the {_named(model)} does not take the row {example}, which was made by what it says of its inputs: "
+            f"{type(error).__name__}: {_head(error)}. `stubserve init NAME` without --from writes a folder where you "
+            "say in config.pbtxt and model.py what it takes."
+        ) from None
+    told = getattr(model, "classes_", None)
+    classes = [str(one) for one in told] if isinstance(told, np.ndarray) and told.ndim == 1 else []
+    return {"columns": columns, "inputs": inputs, "outputs": outputs, "classes": classes, "batched": True}
+
+
+def _named(model: Any) -> str:
+    return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def _inputs_of(model: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(the columns of a table: None, or for pandas' categories which there are, empty for all; the inputs)."""
+    names = _names(model)
+    examples, categories = _examples(model)
+    distinct = len(set(names)) == len(names) and all(names)
+    if names and distinct and (len(names) <= _MOST_COLUMNS or _has_text(examples, categories)):
+        inputs = []
+        for name in names:
+            known = examples.get(name, 0.0)
+            example = known if isinstance(known, str) else float(known)
+            inputs.append(_input(name, "BYTES" if isinstance(example, str) else "FP64", [1], example))
+        return {name: categories.get(name) for name in names}, inputs
+    if any(hasattr(part, "build_analyzer") for part in list(_parts(model))[:3]) and not hasattr(
+        model, "n_features_in_"
+    ):
+        return {}, [_input("TEXT", "BYTES", [1], "a text")]
+    width = _width(model) or len(names)
+    return dict.fromkeys(names), [_input("X", "FP64", [width or -1], [0.0] * (width or 1))]
+
+
+def _input(name: str, datatype: str, dims: list[int], example: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "dims": dims, "example": example}
+
+
+def _names(model: Any) -> list[str]:
+    """The columns' names, if the model was trained with a table."""
+    for name in ("feature_names_in_", "feature_names", "feature_names_"):
+        found = getattr(model, name, None)
+        if found is not None and not callable(found) and len(found) and all(isinstance(one, str) for one in found):
+            return list(found)
+    if callable(getattr(model, "feature_name", None)):  # lightgbm.Booster, which makes names up
+        found = model.feature_name()
+        return [] if all(re.fullmatch(r"Column_\d+", one) for one in found) else list(found)
+    return []
+
+
+def _width(model: Any) -> int:
+    for name in ("n_features_in_", "num_features", "num_feature"):
+        found = getattr(model, name, None)
+        if found is not None:
+            return int(found() if callable(found) else found)
+    return 0
+
+
+def _parts(model: Any) -> Iterator[Any]:
+    """The model and everything in it that looks like a part of a model: steps of pipelines, encoders, forests."""
+    seen: set[int] = set()
+    waiting = [model]
+    while waiting:
+        one = waiting.pop(0)
+        if id(one) in seen or isinstance(one, (str, bytes, int, float, np.ndarray, type)) or one is None:
+            continue
+        seen.add(id(one))
+        if isinstance(one, dict):
+            waiting.extend(one.values())
+        elif isinstance(one, (list, tuple)):
+            waiting.extend(one)
+        elif hasattr(one, "get_params") or hasattr(one, "num_boosted_rounds") or hasattr(one, "pandas_categorical"):
+            yield one
+            waiting.extend(getattr(one, "__dict__", {}).values())
+
+
+def _has_text(examples: dict[str, Any], categories: dict[str, list[Any]]) -> bool:
+    return bool(categories) or any(isinstance(one, str) for one in examples.values())
+
+
+def _examples(model: Any) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """(columns with values that the model knows, columns that have to be given as pandas' categories)."""
+    examples: dict[str, Any] = {}
+    categories: dict[str, list[Any]] = {}
+    for part in _parts(model):
+        names = getattr(part, "feature_names_in_", ())
+        # scikit-learn's encoders and imputers, and in a pipeline what follows them without names
+        steps = [step for _, step in part.steps] if hasattr(part, "steps") else [part]
+        for step in steps:
+            for values in (getattr(step, "categories_", None), getattr(step, "statistics_", None)):
+                if values is None or len(values) != len(names):
+                    continue
+                for name, known in zip(names, values, strict=True):
+                    found = [one for one in np.atleast_1d(known).tolist() if isinstance(one, (str, int, float))]
+                    if found and name not in examples:
+                        examples[name] = found[0]
+        # A transformer of one column by its name, not of a list of columns, gets texts.
+        for _, transformer, column in getattr(part, "transformers_", ()):
+            if isinstance(column, str) and any(hasattr(one, "build_analyzer") for one in _parts(transformer)):
+                examples.setdefault(column, "a text")
+        if hasattr(part, "num_boosted_rounds"):
+            for name, known in _of_xgboost(part).items():
+                examples[name], categories[name] = known, []  # it compares texts itself, and refuses unknown ones
+        if getattr(part, "pandas_categorical", None) and hasattr(part, "dump_model"):
+            infos = part.dump_model()["feature_infos"]
+            categorical = [name for name in part.feature_name() if infos.get(name, {}).get("values")]
+            if len(categorical) == len(part.pandas_categorical):
+                for name, values in zip(categorical, part.pandas_categorical, strict=True):
+                    examples[name], categories[name] = values[0], values
+    return examples, categories
+
+
+def _of_xgboost(booster: Any) -> dict[str, Any]:
+    """A category of each column of categories, by the column's name, of a model of xgboost 3.1 and later."""
+    names, kinds = booster.feature_names or (), booster.feature_types or ()
+    if "c" not in kinds:
+        return {}
+    part = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]
+    stored = part.get("model", part.get("gbtree", {}).get("model", {})).get("cats", {}).get("enc", [])
+    found: dict[str, Any] = {}
+    for name, values in zip(names, stored, strict=False):
+        ends = values.get("offsets") or [0, 0]
+        if ends[1]:
+            found[name] = bytes(value % 256 for value in values["values"][: ends[1]]).decode()
+        elif values["values"]:
+            found[name] = values["values"][0]
+    return found
+
+
+# What it answers
+
+
+def _rows(columns: dict[str, Any], inputs: list[dict[str, Any]]) -> Any:
+    """One row, as model.py of the new folder makes it."""
+    if inputs[0]["name"] == "TEXT" and not columns:
+        return [inputs[0]["example"]]
+    if len(inputs) == 1 and inputs[0]["name"] == "X" and list(columns) != ["X"]:
+        array = np.array([inputs[0]["example"]])
+        return _pandas().DataFrame(array, columns=list(columns)) if columns else array
+    pandas = _pandas()
+    values = {}
+    for one in inputs:
+        known = columns[one["name"]]
+        plain = [one["example"]]
+        values[one["name"]] = plain if known is None else pandas.Categorical(plain, known or None)
+    return pandas.DataFrame(values)
+
+
+def _pandas() -> Any:
+    try:
+        return importlib.import_module("pandas")
+    except ImportError as error:
+        raise CannotLook(f"it was trained with a table. {_lacks(error)}") from None
+
+
+def _outputs_of(model: Any, rows: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, what model.py says to get it, its type and length, its value for the row)."""
+    if hasattr(model, "num_boosted_rounds"):
+        matrix = importlib.import_module("xgboost").DMatrix(rows)
+        yield "Y", _output("self.model.predict(xgboost.DMatrix(rows))", model.predict(matrix))
+        return
+    method = next((name for name in ("predict", "transform") if hasattr(model, name)), "")
+    said = getattr(model, method)(rows) if method else model(rows)
+    first = _output(f"self.model.{method}(rows)" if method else "self.model(rows)", said)
+    if not hasattr(model, "classes_") or method != "predict":
+        yield "Y", first
+        return
+    yield "LABEL", first
+    if hasattr(model, "predict_proba"):
+        likely = model.predict_proba(rows)
+        if isinstance(likely, np.ndarray) and likely.ndim == 2:
+            yield "PROBABILITY", _output("self.model.predict_proba(rows)", likely)
+
+
+def _output(code: str, value: Any) -> dict[str, Any]:
+    if hasattr(value, "toarray"):
+        code, value = f"{code}.toarray()", value.toarray()
+    array = np.asarray(value)
+    if array.ndim == 0 or len(array) != 1:
+        raise CannotLook(f"`{code}` gave an array of shape {list(array.shape)} for one row, and not a row")
+    array = array.reshape(1, -1)
+    if array.dtype.kind in "OUS":
+        return {"code": code, "datatype": "BYTES", "dims": [array.size], "value": [str(one) for one in array[0]]}
+    for kind in BY_NAME.values():
+        if kind.numpy == array.dtype:
+            return {"code": code, "datatype": kind.name, "dims": [array.size], "value": array[0].tolist()}
+    raise CannotLook(f"`{code}` gives {array.dtype}, which no tensor can have")
+
+
+def _of_onnx(path: Path) -> dict[str, Any]:
+    try:
+        onnxruntime = importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise CannotLook(_lacks(error)) from None
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        contract = contract_of(session)
+    except Exception as error:
+        raise CannotLook(f"it cannot be served: {_head(error)}") from None
+    tensors = [*contract.inputs.values(), *contract.outputs.values()]
+    batched = all(one.dims and one.dims[0] == -1 for one in tensors)
+    inputs, values = [], {}
+    for name, one in contract.inputs.items():
+        kind = BY_NUMBER[one.datatype]
+        shape = [size if size > 0 else 1 for size in one.dims]
+        text = kind.name == "BYTES"
+        array = np.full(shape, "a text", object) if text else np.zeros(shape, kind.numpy)
+        values[name] = array
+        example = (array[0] if batched else array).tolist()
+        dims = list(one.dims[1:] if batched else one.dims)
+        inputs.append(_input(name, kind.name, dims, example[0] if batched and dims == [1] else example))
+    try:
+        answers = session.run(list(contract.outputs), values)
+    except Exception as error:
+        raise CannotLook(f"onnxruntime does not run it with zeros: {_head(error)}") from None
+    outputs = {}
+    for (name, one), answer in zip(contract.outputs.items(), answers, strict=True):
+        dims = list(one.dims[1:] if batched else one.dims)
+        value = answer[0] if batched and len(answer) == 1 else answer
+        outputs[name] = {"datatype": BY_NUMBER[one.datatype].name, "dims": dims, "value": np.asarray(value).tolist()}
+    return {"inputs": inputs, "outputs": outputs, "batched": batched, "columns": {}, "classes": [], "requirements": []}
+
+
+def main() -> None:
+    # What the model prints is for people; only the findings go to the one who asked.
+    with os.fdopen(os.dup(1), "w") as answer:
+        os.dup2(2, 1)
+        try:
+            found = look(Path(sys.argv[1]))
+        except CannotLook as error:
+            found = {"error": str(error)}
+        json.dump(found, answer)
+    sys.stdout.flush()
+    # Threads that a model has started do not keep it.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
