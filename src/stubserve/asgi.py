@@ -11,10 +11,10 @@ import logging
 import os
 import shlex
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.applications import Starlette
 
 from stubserve.errors import ServeError

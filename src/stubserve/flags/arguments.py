@@ -8,10 +8,11 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any
+
+from msgspec.structs import replace
 
 from stubserve.api.fair_queues import TOKEN
 from stubserve.errors import STANDARD, TRITON, UsageError

@@ -9,9 +9,9 @@ if the type is not enough. A field that is a tuple of any length collects: its f
 from __future__ import annotations
 
 import re
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +265,7 @@ def _flags() -> Iterator[Flag]:
             group = head
             continue
         holder = getattr(defaults, group) if group else defaults
-        (type_,) = (str(one.type) for one in fields_of(holder) if one.name == field)
+        type_ = ChainMap(*(getattr(kind, "__annotations__", {}) for kind in type(holder).__mro__))[field]
         plain = type_.removesuffix(" | None").removeprefix("tuple[").removesuffix(", ...]")
         parse = _VALUES.get(name) or _TYPES[plain]
         setting = f"{group}.{field}" if group else field

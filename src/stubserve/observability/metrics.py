@@ -11,8 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-import psutil
-
 from stubserve.errors import Code
 from stubserve.inference.latencies import FIRST_RESPONSE, Latencies
 from stubserve.inference.long_work import LongWork
@@ -219,10 +217,10 @@ class MachineMetrics:
         """Adds the metrics of the machine that are wanted, and of the pinned memory pool, which does not exist here."""
         values: dict[str, float] = {"nv_pinned_memory_pool_total_bytes": 0, "nv_pinned_memory_pool_used_bytes": 0}
         if self._cpu:
-            memory = psutil.virtual_memory()
+            total, available = _memory()
             values["nv_cpu_utilization"] = self._measure()
-            values["nv_cpu_memory_total_bytes"] = memory.total
-            values["nv_cpu_memory_used_bytes"] = memory.total - memory.available
+            values["nv_cpu_memory_total_bytes"] = total
+            values["nv_cpu_memory_used_bytes"] = total - available
         for name, value in values.items():
             _family(exposition, name).sample((), value)
 
@@ -236,7 +234,16 @@ class MachineMetrics:
         return round(min(max(self._utilization, 0.0), 1.0), 6)
 
 
-def _busy_and_total() -> tuple[float, float]:
-    times = psutil.cpu_times()
-    total = sum(times[:8])  # `user` includes the time of guests
-    return total - times.idle - getattr(times, "iowait", 0.0), total
+def _busy_and_total() -> tuple[int, int]:
+    """In the kernel's ticks, of all processors together."""
+    with open("/proc/stat") as file:
+        times = [int(word) for word in file.readline().split()[1:9]]  # `user` includes the time of guests, which follow
+    total = sum(times)
+    return total - sum(times[3:5]), total  # idle, and idle while a disk works
+
+
+def _memory() -> tuple[int, int]:
+    """How many bytes the machine has, and how many a program could get now."""
+    with open("/proc/meminfo") as file:
+        kilobytes = {name: int(text.split()[0]) for name, _, text in (line.partition(":") for line in file)}
+    return kilobytes["MemTotal"] << 10, kilobytes["MemAvailable"] << 10

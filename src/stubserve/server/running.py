@@ -13,10 +13,10 @@ import signal
 import sys
 import termios
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import uvloop
+from msgspec.structs import replace
 
 from stubserve.closed_process import close_process
 from stubserve.environments import refusals

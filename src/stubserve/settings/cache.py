@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stubserve.errors import UsageError
 
@@ -29,8 +30,7 @@ _TRUE = {"true": True, "on": True, "1": True, "false": False, "off": False, "0":
 USER_VARIABLE, PASSWORD_VARIABLE = "TRITONCACHE_REDIS_USERNAME", "TRITONCACHE_REDIS_PASSWORD"
 
 
-@dataclass(frozen=True, slots=True)
-class RedisSettings:
+class RedisSettings(Struct, frozen=True):
     """Where Redis is, and how long it may take. An entry is kept for `ttl_s`; 0: for as long as Redis likes."""
 
     host: str
@@ -53,8 +53,7 @@ class RedisSettings:
         return f"<RedisSettings {self.host}:{self.port}>"
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSettings:
+class CacheSettings(Struct, frozen=True):
     """The response cache. `config` has (name of the cache, settings) per flag; `byte_size` is the old flag's."""
 
     config: tuple[tuple[str, Mapping[str, str]], ...] = ()

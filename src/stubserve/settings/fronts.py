@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from stubserve.errors import TRITON
 
@@ -11,8 +12,7 @@ from stubserve.errors import TRITON
 Restricted = Mapping[str, tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
+class Tls(Struct, frozen=True):
     """Paths of PEM files. With `mutual` a client needs a certificate that `root_certificates` vouch for."""
 
     certificate: str
@@ -31,8 +31,7 @@ class Tls:
                 pass
 
 
-@dataclass(frozen=True, slots=True)
-class FrontSettings:
+class FrontSettings(Struct, frozen=True):
     """The settings that HTTP and gRPC share."""
 
     use_ssl: bool = False
@@ -65,8 +64,7 @@ class FrontSettings:
         return {kind: required for group in self.restrictions for kind, required in group.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class HttpSettings(FrontSettings):
+class HttpSettings(FrontSettings, frozen=True):
     """How HTTP is served."""
 
     max_input_size: int = 64 << 20
@@ -86,8 +84,7 @@ class HttpSettings(FrontSettings):
         return self.is_local
 
 
-@dataclass(frozen=True, slots=True)
-class GrpcSettings(FrontSettings):
+class GrpcSettings(FrontSettings, frozen=True):
     """How gRPC is served. Times are in milliseconds; None: no limit."""
 
     port: int = 8001
@@ -102,8 +99,7 @@ class GrpcSettings(FrontSettings):
     max_connection_age_grace: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SageMakerSettings:
+class SageMakerSettings(Struct, frozen=True):
     """SageMaker's routes, and the ports (first, last) that the other front ends may have then."""
 
     allow: bool = False
@@ -111,8 +107,7 @@ class SageMakerSettings:
     safe_ports: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class VertexSettings:
+class VertexSettings(Struct, frozen=True):
     """Vertex AI's routes. Without a default model there may be only one model."""
 
     allow: bool = False
