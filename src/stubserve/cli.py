@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import shlex
 import sys
 
 # Each is a module of stubserve.commands.
 COMMANDS = ("init", "check", "ask", "fetch", "env", "deploy", "trace")
+# How many threads the BLAS of numpy starts when it is imported
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 # The names of `serve` in other programs
 _SERVES = ("run", "start", "up", "server")
 
@@ -25,6 +28,9 @@ def main() -> None:
                 raise
             raise SystemExit(f"stubserve {words[0]} is one of the tools, which are not installed here") from None
         raise SystemExit(command.run(words[1:]))
+    # A tenth of the time of imports is the collector's, which finds nothing; `run` turns it on again.
+    gc.disable()
+    _import_numpy()
     from stubserve.errors import UsageError
     from stubserve.flags import parse_arguments, usage
 
@@ -47,11 +53,23 @@ def main() -> None:
         settings = parse_arguments(words)
     except UsageError as error:
         raise SystemExit(f"{error}\n\n'stubserve serve --help' lists the flags.") from None
-    # A tenth of the time of imports is the collector's, which finds nothing; `run` turns it on again.
-    gc.disable()
     from stubserve.server.running import run
 
     raise SystemExit(run(settings))
+
+
+def _import_numpy() -> None:
+    """Imports numpy without the thread for each processor that its BLAS would start: a server multiplies no matrices.
+
+    Its models do, so the environment that stubs inherit is as it was.
+    """
+    given = os.environ.get(_BLAS_THREADS)
+    os.environ[_BLAS_THREADS] = "1"
+    import numpy  # noqa: F401
+
+    del os.environ[_BLAS_THREADS]
+    if given is not None:
+        os.environ[_BLAS_THREADS] = given
 
 
 def _unknown_command(words: list[str]) -> str:
