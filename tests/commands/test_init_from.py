@@ -130,10 +130,11 @@ def test_trained_models_are_served_asked_and_tested(tmp_path: Path, capsys: pyte
             ("towns", "Found a category not in the"),
         ):
             row = {"age": 1.0, 'home \\ "town"': "Nowhere", "size": 1.0, **({"note": "day"} if name == "mixed" else {})}
+            datatypes = {float: "FP64", str: "BYTES"}
             inputs = [
-                {"name": key, "shape": [1, 1], "datatype": "FP64" if isinstance(value, float) else "BYTES", "data": [value]}
+                {"name": key, "shape": [1, 1], "datatype": datatypes[type(value)], "data": [value]}
                 for key, value in row.items()
-            ]  # fmt: skip
+            ]
             answer = server.request("POST", f"/v2/models/{name}/infer", json.dumps({"inputs": inputs}).encode())
             assert answer.status == 400
             assert words in answer.error
