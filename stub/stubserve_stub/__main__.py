@@ -1,4 +1,4 @@
-"""The program of a stub: `python <this file> triton_python_backend_stub NAME ARENA_FD CONTROL_FD DOORBELL_FDS...`.
+"""The program of a stub: `python <this file> triton_python_backend_stub NAME ARENA_FD CONTROL_FD`.
 
 It is run by file name, in the interpreter of the model's environment. So nothing of the parent's site-packages comes
 onto that environment's path: this package and the two utility modules are registered from where they lie. msgpack is
@@ -69,8 +69,8 @@ def _forget_msgpack() -> None:
 
 def main() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
-    descriptors = [int(word) for word in sys.argv[3:8]]
-    msgpack_folder = sys.argv[8] if len(sys.argv) > 8 else ""
+    descriptors = [int(word) for word in sys.argv[3:5]]
+    msgpack_folder = sys.argv[5] if len(sys.argv) > 5 else ""
     # A model's `unittest.main()` or argparse must not read the stub's arguments.
     sys.argv = [""]
     # A program that is run by file name has its own folder first on the path; upstream has the working folder ("").

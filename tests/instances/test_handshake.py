@@ -14,8 +14,8 @@ from stubserve.instances.handshake import Handshake
 @pytest.mark.parametrize("turns", range(5))
 def test_whoever_gives_up_is_not_kept_by_what_the_stub_tells_meanwhile(turns: int) -> None:
     async def give_up() -> bool:
-        nobody: Any = None  # neither process nor health is looked at before something goes wrong
-        handshake = Handshake(nobody, Environment(), nobody)
+        nobody: Any = None  # the process is not looked at before something goes wrong
+        handshake = Handshake(nobody, Environment())
         waiting = asyncio.create_task(handshake.imported())
         for _ in range(3):
             await asyncio.sleep(0)

@@ -19,8 +19,8 @@ from stubserve.inference.request import SUCCESS, Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.launcher import Launcher, Program
+from stubserve.instances.seat import Seat
 from stubserve.instances.services import Services
-from stubserve.instances.stub import Stub
 from stubserve.instances.stub_requests import UnansweredRequests
 from stubserve.instances.work import Results
 from stubserve.memory.blocks import Block
@@ -83,8 +83,8 @@ class Owner:
         assert not any(unanswered)
 
 
-async def started(folder: Path, memory: Memory, interpreter: str = sys.executable) -> tuple[Stub, Owner]:
-    """A stub with the model in `folder` ready, and whoever is told of its results."""
+async def started(folder: Path, memory: Memory, interpreter: str = sys.executable) -> tuple[Seat, Owner]:
+    """The seat of a stub with the model in `folder` ready, and whoever is told of its results."""
     config: Any = normalise(parse_text((folder / "config.pbtxt").read_text(), "config.pbtxt"), folder.name, folder)
     version_dir = folder / "1"
     program = Program(version_dir / "model.py", "1.model", (version_dir, folder))
@@ -93,16 +93,16 @@ async def started(folder: Path, memory: Memory, interpreter: str = sys.executabl
     (spec,) = instances_of(config)
     stub = launcher.boot(spec.name)
     assert await stub.handshake.imported() is False
-    await launcher.initialize(stub, spec, config, render_json(config))
+    seat = await launcher.initialize(stub, spec, config, render_json(config))
     owner = Owner()
-    stub.work.owner, stub.on_death = owner, owner.on_death
-    return stub, owner
+    seat.work.owner, seat.on_death = owner, owner.on_death
+    return seat, owner
 
 
 async def drive(folder: Path, interpreter: Path) -> int:
     """Loads the model, sends a small and a large tensor through it; the minor version of the Python that ran it."""
     memory = Memory(64 << 20)
-    stub, owner = await started(folder, memory, str(interpreter))
+    seat, owner = await started(folder, memory, str(interpreter))
     version = 0
     for size in (4, 500_000):
         array = np.arange(size, dtype=np.float32)
@@ -112,7 +112,7 @@ async def drive(folder: Path, interpreter: Path) -> int:
             block = memory.store(array.tobytes())
             tensor = Tensor("INPUT0", FP32, (size,), None, block.whole())
         request = Request([tensor])
-        stub.work.execute(Work([request]))
+        seat.work.execute(Work([request]))
         ((_, response),) = await asyncio.wait_for(owner.results.get(), PATIENCE_S)
         assert response.error is None
         assert request.outcome == SUCCESS
@@ -122,7 +122,7 @@ async def drive(folder: Path, interpreter: Path) -> int:
             # The very memory that the request came in.
             assert echoed.offset == tensor.offset
         version = int(np.frombuffer(ran.buffer, np.float32)[0])
-    assert await stub.stop(60)
+    assert await seat.stop(60)
     return version
 
 
@@ -141,12 +141,12 @@ def ignored(pid: int) -> set[int]:
 
 
 async def drive_group(folder: Path) -> None:
-    stub, _ = await started(folder, Memory(64 << 20))
+    seat, _ = await started(folder, Memory(64 << 20))
     # What its model starts can be ended with it, but beside neighbours Linux does not schedule it as one of them.
-    assert (os.getpgid(stub.pid), os.getsid(stub.pid)) == (stub.pid, os.getsid(0))
+    assert (os.getpgid(seat.pid), os.getsid(seat.pid)) == (seat.pid, os.getsid(0))
     # A model that reads from the terminal, which is not the stub's, is told so, and not stopped for ever.
-    assert {signal.SIGTTIN, signal.SIGTTOU} <= ignored(stub.pid)
-    assert await stub.stop(60)
+    assert {signal.SIGTTIN, signal.SIGTTOU} <= ignored(seat.pid)
+    assert await seat.stop(60)
 
 
 def test_a_stub_is_a_group_of_its_own_in_the_servers_session(repository: Path) -> None:
@@ -182,11 +182,11 @@ PLENTY = f"""
 
 async def drive_plenty(folder: Path) -> None:
     memory = Memory(8 << 30)
-    stub, owner = await started(folder, memory)
+    seat, owner = await started(folder, memory)
     committed = []
     unread: list[Response] = []
     for _ in range(6):
-        stub.work.execute(Work([Request([])]))
+        seat.work.execute(Work([Request([])]))
         # While it executes the parent reads what came before: more blocks than a ring has room to tell of.
         for response in unread:
             drop_blocks(response.outputs)
@@ -196,7 +196,7 @@ async def drive_plenty(folder: Path) -> None:
         committed.append(memory.ledger.committed_by(1))
     # Those that are read and those that are being made; how many are free in time for the latter is a matter of luck.
     assert max(committed) < 2.5 * MANY * NBYTES
-    assert await stub.stop(60)
+    assert await seat.stop(60)
 
 
 @pytest.mark.slow
@@ -221,7 +221,7 @@ SLOTS = """
 
 async def drive_slots(folder: Path) -> None:
     memory = Memory(64 << 20)
-    stub, owner = await started(folder, memory)
+    seat, owner = await started(folder, memory)
     state = np.arange(100_000, dtype=np.float32)
     freed: list[Block] = []
     blocks = [
@@ -232,7 +232,7 @@ async def drive_slots(folder: Path) -> None:
     ready = Tensor("READY", FP32, (1,), np.ones(1, np.float32).tobytes())
     given = Tensor("INPUT0", FP32, (2,), np.array([3, 4], np.float32).tobytes())
     request = Request([given], "one")
-    stub.work.execute(Work.of_slots([None, request], [[states[0]], [ready, states[1]]]))
+    seat.work.execute(Work.of_slots([None, request], [[states[0]], [ready, states[1]]]))
     ((answered, response),) = await asyncio.wait_for(owner.results.get(), PATIENCE_S)
     assert answered is request
     assert response.error is None
@@ -243,7 +243,7 @@ async def drive_slots(folder: Path) -> None:
     # What the model answered in the empty place is let go of; the answer's own hold on the state goes with the answer.
     drop_blocks(response.outputs)
     drop_blocks(states)
-    assert await stub.stop(60)
+    assert await seat.stop(60)
     assert freed == blocks
 
 
@@ -256,15 +256,15 @@ def test_empty_places_and_extra_inputs_reach_the_model(repository: Path) -> None
 
 
 async def drive_empty_slot(folder: Path) -> None:
-    stub, owner = await started(folder, Memory(64 << 20))
+    seat, owner = await started(folder, Memory(64 << 20))
     for slots, refused in (([None, ONE], True), ([ONE], False)):
         requests = [None if slot is None else Request([slot]) for slot in slots]
-        stub.work.execute(Work.of_slots(requests))
+        seat.work.execute(Work.of_slots(requests))
         finished = await asyncio.wait_for(owner.results.get(), PATIENCE_S)
         assert [request for request, _ in finished] == [request for request in requests if request is not None]
         for _, response in finished:
             assert ("a slot of the batch is empty" in str(response.error)) == refused
-    assert await stub.stop(60)
+    assert await seat.stop(60)
 
 
 def test_a_python_model_refuses_an_empty_slot_and_goes_on(repository: Path) -> None:

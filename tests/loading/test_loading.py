@@ -31,9 +31,14 @@ class FakeStub:
     def __init__(self, launcher: FakeLauncher, name: str) -> None:
         self.name = name
         self.handshake = self
+        self.stub = self
+        self.seats = {0: self}
+        self.stopping = False
         self.death: str | None = None
+        self.on_end: Any = None
+        self.on_death: Any = None
         self.pid = len(launcher.stubs) + 1
-        self.work = SimpleNamespace(owner=None, is_empty=True, batches=0)
+        self.work = SimpleNamespace(owner=None, is_empty=True, batches=0, streams=0, full=False, stop=lambda: None)
         self.checks_readiness = False
         self.streams = 0
         self.serves_after_completion = launcher.serves_after_completion
@@ -68,6 +73,7 @@ class FakeLauncher:
         self.reached: list[str] = []
         # What auto_complete_config returns beside what it is given; None for a model without it
         self.completed: dict[str, Any] | None = None
+        self.instances_per_stub: dict[str, int] = {}
         self.serves_after_completion = False
 
     def boot(self, instance: str) -> FakeStub:
@@ -75,9 +81,10 @@ class FakeLauncher:
         self.stubs.append(stub)
         return stub
 
-    async def initialize(self, stub: FakeStub, spec: Any, config: Any, config_json: str) -> None:
+    async def initialize(self, stub: FakeStub, spec: Any, config: Any, config_json: str) -> FakeStub:
         await self.pass_through("initialize", spec.name)
         stub.initialized = spec.name
+        return stub
 
     async def pass_through(self, stage: str, instance: str) -> None:
         self.reached.append(f"{stage} {instance}")

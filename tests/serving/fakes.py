@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 from stubserve.errors import ServeError
@@ -12,7 +11,9 @@ from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor
 from stubserve.inference.work import Decision, Work
 from stubserve.instances.death import RestartPolicy
-from stubserve.instances.instance import Instance, InstanceOwner
+from stubserve.instances.instance import Instance
+from stubserve.instances.keeper import Keeper
+from stubserve.instances.seat import Seat
 from stubserve.instances.stub import Stub
 from stubserve.instances.stub_requests import UnansweredRequests
 from stubserve.memory.blocks import Block
@@ -182,18 +183,26 @@ class FakeWork:
 
 
 class FakeStub:
-    """A stub without a process. The test says what it answers, and when it dies."""
+    """A stub without a process, and its seats. The test says what it answers, and when it dies."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.name = ""
         self.death: str | None = None
+        self.on_end: Any = None
         self.on_death: Any = None
+        # A stub of its own, unless others share it
+        self.stub = self
+        self.seats: dict[int, FakeStub] = {0: self}
+        self.stopping = False
         self.pid = 1
         self.stopped = asyncio.Event()
         self.work = FakeWork()
-        self.handshake = SimpleNamespace(checks_readiness=False, streams=0)
-        self.health = SimpleNamespace(memory=lambda: 1000)
+        self.checks_readiness = False
         self.readiness: Callable[[], tuple[bool, str]] = lambda: (True, "")
+
+    def memory(self) -> int:
+        return 1000
 
     async def is_ready(self) -> tuple[bool, str]:
         return self.readiness()
@@ -228,12 +237,20 @@ class FakeStub:
         self.work.look_whether_empty()
 
     def die(self) -> None:
-        self.death = "killed by the test"
+        self.stub.end()
+
+    def end(self) -> None:
+        seats = list(self.seats.values())
+        for seat in seats:
+            seat.death = "killed by the test"
+        self.on_end(self.death, [(seat, seat.left()) for seat in seats])
+
+    def left(self) -> UnansweredRequests:
         executing, *waiting = [list(work.requests) for work in self.work.works] or [[]]
         open_, self.work.open = self.work.open, []
         self.work.executed = self.work.batches - len(self.work.works)
         self.work.works.clear()
-        self.on_death(self.death, UnansweredRequests(executing, [one for work in waiting for one in work], open_))
+        return UnansweredRequests(executing, [one for work in waiting for one in work], open_)
 
 
 class Served:
@@ -255,23 +272,29 @@ class Served:
             "m", 1, self.config, scheduler, self.clock, restart_wait_s=restart_wait_s, front=front
         )
 
-    async def start(self, *names: str, passive: bool = False) -> list[Instance]:
-        """Instances that are ready and serve the model."""
-        instances = [self.instance(name, passive) for name in names]
+    async def start(self, *names: str, passive: bool = False, share: bool = False) -> list[Instance]:
+        """Instances that are ready and serve the model; they may `share` a stub."""
+        keeper = self.keeper() if share else None
+        instances = [self.instance(name, passive, keeper) for name in names]
         self.model.begin_with(instances)
         for instance in instances:
             await instance.start()
         return instances
 
-    def instance(self, name: str, passive: bool = False) -> Instance:
-        async def launch(_: Instance) -> Stub:
-            stub = self.stubs[name] = FakeStub(self.clock)
+    def keeper(self) -> Keeper:
+        async def launch(instances: Sequence[Instance], _: Stub | None) -> Sequence[Seat]:
+            seats = [FakeStub(self.clock) for _ in instances]
+            for number, (instance, seat) in enumerate(zip(instances, seats, strict=True)):
+                seat.name = instance.name
+                seat.stub = seats[0]
+                seats[0].seats[number] = self.stubs[instance.name] = seat
             self.launched.set()
-            return cast(Stub, stub)
+            return cast(Sequence[Seat], seats)
 
-        spec = InstanceSpec(name, "CPU", 0, passive)
-        owner: InstanceOwner = self.model
-        return Instance(spec, launch, owner, RestartPolicy(0))
+        return Keeper(launch, self.model, RestartPolicy(0))
+
+    def instance(self, name: str, passive: bool = False, keeper: Keeper | None = None) -> Instance:
+        return Instance(InstanceSpec(name, "CPU", 0, passive), keeper or self.keeper())
 
     def submit(self, id: str, *inputs: Tensor) -> Request:
         request = self.reader.request(id, *inputs)

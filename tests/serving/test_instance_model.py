@@ -142,7 +142,7 @@ def test_work_that_the_stub_had_not_begun_waits_for_the_next(restarts: int) -> N
     async def scenario() -> None:
         served = Served(restart_wait_s=PATIENCE_S)
         (instance,) = await served.start("m_0")
-        instance.policy.limit = restarts
+        instance.keeper.policy.limit = restarts
         served.launched.clear()
         stub = served.stubs["m_0"]
         for number in range(QUICK_IN_A_ROW):
@@ -244,7 +244,7 @@ def test_requests_beyond_the_streams_of_an_instance_wait_in_the_queue() -> None:
         served = Served(DECOUPLED)
         await served.start("m_0")
         stub = served.stubs["m_0"]
-        stub.handshake.streams = stub.work.streams = 1
+        stub.work.streams = 1
         a, b, c = (served.submit(id) for id in "abc")
         await turn()
         stub.work.full = True
@@ -438,7 +438,7 @@ def test_readiness_is_asked_of_every_instance_that_has_a_say() -> None:
         assert not served.model.checks_readiness()
         assert await served.model.check_ready() == ""
         for stub in served.stubs.values():
-            stub.handshake.checks_readiness = True
+            stub.checks_readiness = True
         assert await served.model.check_ready() == ""
         served.stubs["m_1"].readiness = lambda: (False, "the cache is cold")
         assert await served.model.check_ready() == "the cache is cold"
@@ -453,7 +453,7 @@ def test_an_instance_that_cannot_be_asked_is_not_ready(caplog: pytest.LogCapture
         served = Served()
         await served.start("m_0")
         stub = served.stubs["m_0"]
-        stub.handshake.checks_readiness = True
+        stub.checks_readiness = True
 
         def broken() -> tuple[bool, str]:
             raise KeyError("reason")
@@ -473,7 +473,7 @@ def test_whoever_asks_for_readiness_keeps_the_model_from_going() -> None:
         served = Served()
         await served.start("m_0")
         stub = served.stubs["m_0"]
-        stub.handshake.checks_readiness = True
+        stub.checks_readiness = True
         asked = asyncio.Event()
         answer = asyncio.Event()
 

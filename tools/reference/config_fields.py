@@ -31,7 +31,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "default_model_filename": "The file to load instead of `model.py`, `model.onnx` or `model.pt`.",
         "cc_model_filenames": _GPU,
         "metric_tags": "Labels for the model's metrics.",
-        "parameters": "Read by the backend and handed to a `model.py`. stubserve itself reads `EXECUTION_ENV_PATH`, `THREADS_PER_INSTANCE`, `EXECUTE_TIMEOUT_SECS` and `OPENAI_ROUTES`.",
+        "parameters": "Read by the backend and handed to a `model.py`. stubserve itself reads `EXECUTION_ENV_PATH`, `THREADS_PER_INSTANCE`, `INSTANCES_PER_STUB`, `EXECUTE_TIMEOUT_SECS` and `OPENAI_ROUTES`.",
         "model_warmup": "Requests that each instance executes before it is ready.",
         "model_operations": "Libraries of custom operators, for onnxruntime.",
         "model_transaction_policy": "Whether the model is decoupled: `model_transaction_policy { decoupled: true }`.",

@@ -9,6 +9,7 @@ from pathlib import Path
 from stubserve.environments.resolve import Environments
 from stubserve.instances.launcher import Launcher
 from stubserve.instances.services import Services
+from stubserve.instances.stub_process import own_memory
 from stubserve.loading.program import environment_of, find_program
 from stubserve.memory.server_memory import Memory
 from stubserve.model_config.complete import normalise
@@ -54,7 +55,7 @@ async def inspect(path: Path, backend_directory: Path, environment_cache: Path |
     try:
         await stub.handshake.imported()
         elapsed = time.monotonic() - start
-        memory = stub.health.memory()
+        memory = own_memory(stub.pid)
     finally:
         await stub.kill()
     facts = stub.handshake.facts

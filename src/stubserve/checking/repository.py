@@ -27,7 +27,7 @@ from stubserve.gpus import Gpus, supported
 from stubserve.inference.signature import Signature
 from stubserve.instances.execution_watch import execute_timeout
 from stubserve.loading.ensembles import circle
-from stubserve.loading.launchers import threads_per_instance
+from stubserve.loading.launchers import instances_per_stub, threads_per_instance
 from stubserve.loading.program import check_python_parameters, idle_parts, locate_program
 from stubserve.loading.source_check import completes_config, source_problems
 from stubserve.model_config.complete import copy_of, gpu_groups, members_of, normalise, usable_gpus
@@ -137,6 +137,7 @@ class _Check:
                         self._add(wrong)
             self._attempt(threads_per_instance, config, 1, os.environ)
             self._attempt(execute_timeout, config, 0.0)
+            self._attempt(instances_per_stub, config, {})
         # Inputs that a model may still complete cannot be compared.
         if fine and config.input and not may_grow:
             for wrong in sample_problems(config, Signature(config.name, 1, config), self._folder.path):

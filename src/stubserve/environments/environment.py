@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,12 @@ class Environment:
     def run(self, *words: str) -> list[str]:
         return [*self.before, self.interpreter, *words]
 
-    def command(self, name: str, arena: int, control: int, doorbells: Sequence[int]) -> list[str]:
-        """The command line of a stub that inherits these descriptors; doorbells of requests, responses, answers.
+    def command(self, name: str, arena: int, control: int) -> list[str]:
+        """The command line of a stub that inherits these descriptors.
 
         `name` is for people: `ps` shows it.
         """
-        descriptors = [str(fd) for fd in (arena, control, *doorbells)]
-        return self.run(str(_STUB_PROGRAM), "triton_python_backend_stub", name, *descriptors, str(_MSGPACK))
+        return self.run(str(_STUB_PROGRAM), "triton_python_backend_stub", name, str(arena), str(control), str(_MSGPACK))
 
     def process_variables(self) -> dict[str, str]:
         unless_set = {name: value for card in built_in().values() for name, value in card.variables}

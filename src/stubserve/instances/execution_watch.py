@@ -30,7 +30,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stubserve.errors import invalid
-from stubserve.instances.stub_process import StubProcess
+from stubserve.instances.stub_process import SeatLine
 from stubserve.instances.work import StubWork
 
 log = logging.getLogger("stubserve.instances")
@@ -53,12 +53,12 @@ _SEGMENTATION_FAULT = 1 << (signal.SIGSEGV - 1)
 
 
 class ExecutionWatch:
-    """The watch over one stub. `on_idle` is called when the stub has been idle for a while.
+    """The watch over one seat of a stub. `on_idle` is called when the stub has been idle for a while.
 
     With `regions` the stub may get shared memory of clients.
     """
 
-    def __init__(self, process: StubProcess, work: StubWork, regions: bool, on_idle: Callable[[], None]) -> None:
+    def __init__(self, process: SeatLine, work: StubWork, regions: bool, on_idle: Callable[[], None]) -> None:
         self._on_idle = on_idle
         self._process = process
         self._work = work

@@ -12,6 +12,7 @@ from stubserve_stub.backends.cards import PYTHON, built_in, card_of
 
 from stubserve.environments.environment import Environment
 from stubserve.instances.execution_watch import execute_timeout
+from stubserve.instances.seat import Seat
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.instances.stub_devices import NO_GPU_MEMORY, GpuMemory
@@ -43,7 +44,8 @@ class Launcher:
     With `terminal` one stub has the server's terminal, for a debugger. `threads` limits the threads of packages that
     read no variables of the environment (0: no limit). `execute_timeout_s` is the limit of an `execute` if the
     model sets none (0: no limit); `check_outputs` is which answers are compared with the configuration: never, first or
-    always. `gpu_memory` is what tensors may lie on beside the arena.
+    always. `gpu_memory` is what tensors may lie on beside the arena. `instances_per_stub` is for each kind of instance
+    how many may share a stub, 1 where it is missing.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Launcher:
         execute_timeout_s: float = 0.0,
         check_outputs: str = "never",
         gpu_memory: GpuMemory = NO_GPU_MEMORY,
+        instances_per_stub: Mapping[str, int] | None = None,
     ) -> None:
         self._memory = memory
         self._environment = environment
@@ -71,6 +74,7 @@ class Launcher:
         self._execute_timeout_s = execute_timeout_s
         self._check_outputs = check_outputs
         self._gpu_memory = gpu_memory
+        self.instances_per_stub = instances_per_stub or {}
 
     def boot(self, instance: str) -> Stub:
         """A stub that is importing the model. Raises ServeError if no process can be started."""
@@ -99,17 +103,19 @@ class Launcher:
             self._gpu_memory,
         )
 
-    async def initialize(self, stub: Stub, spec: InstanceSpec, config: Any, config_json: str) -> None:
-        """Initializes the model in a stub that has imported it; `config_json` is args["model_config"].
+    async def initialize(self, stub: Stub, spec: InstanceSpec, config: Any, config_json: str) -> Seat:
+        """Initializes an instance in a stub that has imported the model; `config_json` is args["model_config"].
 
-        Raises ServeError with the model's own error.
+        Returns its seat. Raises ServeError with the model's own error.
         """
         arguments = initialize_arguments(spec, config.name, config_json, self._model_dir, self.version_dir.name)
         outputs = [output.name for output in config.output]
         decoupled = config.model_transaction_policy.decoupled
         limit = execute_timeout(config, self._execute_timeout_s)
-        await stub.handshake.initialize(spec.name, arguments, outputs, decoupled)
-        stub.watch.limit(limit)
+        seat = stub.seat(spec.name)
+        await seat.initialize(arguments, outputs, decoupled)
+        seat.watch.limit(limit)
+        return seat
 
 
 def initialize_arguments(

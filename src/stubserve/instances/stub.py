@@ -1,8 +1,7 @@
 """One life of a stub, from its start to its death, as the parent controls it.
 
-Its parts: `process` (control socket, stderr, death), `handshake` (until the model is initialized), `work` (its
-requests, over its rings). This module joins them, answers the model's queries over the control socket, and keeps the
-end in order.
+Its parts: `process` (control socket, stderr, death), `handshake` (until it takes instances), and a seat for each
+instance that it has (`seat`). This module joins them, and keeps the end in order.
 """
 
 from __future__ import annotations
@@ -11,26 +10,23 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from stubserve_stub.wire import layout
-
 from stubserve.environments.environment import Environment
-from stubserve.errors import ServeError, internal
-from stubserve.instances.execution_watch import ExecutionWatch
+from stubserve.errors import internal
 from stubserve.instances.handshake import Handshake
-from stubserve.instances.metrics import StubMetrics
-from stubserve.instances.services import Services, change_model
+from stubserve.instances.seat import Seat
+from stubserve.instances.services import Services
 from stubserve.instances.stub_devices import NO_GPU_MEMORY, GpuMemory, StubDevices
-from stubserve.instances.stub_process import Health, StubProcess
+from stubserve.instances.stub_process import StubProcess
 from stubserve.instances.stub_regions import StubRegions
 from stubserve.instances.stub_requests import UnansweredRequests
-from stubserve.instances.work import StubWork
-from stubserve.memory.reclaim import StubGrant
 from stubserve.memory.server_memory import Memory
-from stubserve.memory.stub_memory import StubMemory
+
+# A seat that has ended, and its requests without an answer
+Left = tuple[Seat, UnansweredRequests]
 
 
 class Stub:
-    """A stub process with its rings and memory. `death` is its cause of death, None while it lives.
+    """A stub process with its seats, by number. `death` is its cause of death, None while it lives.
 
     `gpu_memory` is what its tensors may lie on beside the arena.
     """
@@ -47,30 +43,26 @@ class Stub:
         gpu_memory: GpuMemory = NO_GPU_MEMORY,
     ) -> None:
         self.death: str | None = None
-        # Told once of the death, with the requests that are left
-        self.on_death: Callable[[str, UnansweredRequests], None] | None = None
-        self._loop = asyncio.get_running_loop()
+        self.seats: dict[int, Seat] = {}
+        # Told of the end of seats that instances have: of all at the death, and of one that has been stopped
+        self.on_end: Callable[[str, list[Left]], None] = lambda cause, left: None
+        self.environment = environment
+        self.memory = memory
+        self.services = services
+        self._seats_so_far = 0
         self._on_log = on_log
-        self._services = services
         self._gone = asyncio.Event()
-        # Tasks that answer the model's queries
-        self._answering: set[asyncio.Task[None]] = set()
-        self._readiness: asyncio.Future[dict[str, Any]] | None = None
-        outputs = None
-        self._regions: StubRegions | None = None
-        self._devices: StubDevices | None = None
+        self.regions: StubRegions | None = None
+        self.devices: StubDevices | None = None
         inherited: list[int] = []
         try:
             if services.client_regions:
-                self._regions = StubRegions()
-                inherited.append(self._regions.theirs.fileno())
-            self._outputs = outputs = StubMemory(memory.segments)
+                self.regions = StubRegions()
+                inherited.append(self.regions.theirs.fileno())
             if gpu_memory.gpus:
-                self._devices = StubDevices(name, gpu_memory, outputs, memory.segments)
-                inherited.append(self._devices.theirs.fileno())
-            segment = memory.arena.segment(outputs.index)
-            self._words = segment.parent_words
-            self._process = StubProcess(
+                self.devices = StubDevices(name, gpu_memory, memory.segments)
+                inherited.append(self.devices.theirs.fileno())
+            self.process = StubProcess(
                 name,
                 environment,
                 memory.arena.fd,
@@ -81,143 +73,101 @@ class Stub:
                 inherited,
             )
         except OSError as error:
-            if outputs is not None:
-                outputs.close()
-            if self._regions is not None:
-                self._regions.close()
-            if self._devices is not None:
-                self._devices.close()
-            from stubserve.environments.probe import explain_start  # not at the top: failures alone need it
-
-            raise internal(f"Stub process '{name}' cannot be started: {explain_start(environment, error)}") from None
+            if self.regions is not None:
+                self.regions.close()
+            if self.devices is not None:
+                self.devices.close()
+            raise self._cannot_start(name, error) from None
         if services.janitor is not None:
-            services.janitor.adopt(self._process.pid)
-        self._memory = memory
-        process = self._process
-        self._grant = StubGrant(
-            outputs, memory.reclaim, memory.usage, process.send, process.control_fileno, process.read_messages
-        )
-        self.health = Health(self._process.pid, segment.stub_words)
-        self.handshake = Handshake(self._process, environment, self.health)
-        self.work = StubWork(self._process, memory, self._outputs, services.models, self._regions, self._devices)
-        self.watch = ExecutionWatch(process, self.work, self._regions is not None, self._grant.on_idle)
-        self._metrics = StubMetrics(services.metrics)
-        services.metrics.sources.add(self._process.read_messages)
-        services.log_settings.watchers.add(self._tell_log_levels)
-        self._tell_log_levels()
-        if self._regions is not None:
-            boot = {**boot, "regions": self._regions.theirs.fileno()}
-            self._regions.on_gone = lambda number: self._process.send("region_gone", number=number)
-            self._regions.theirs.close()
-        if self._devices is not None:
-            boot = {**boot, "devices": self._devices.boot()}
-            self._devices.on_gone = lambda number: self._process.send("pool_gone", number=number)
-            self._devices.theirs.close()
-        self._process.send("boot", segment=self._outputs.index, arena=memory.arena.facts(), **boot)
+            services.janitor.adopt(self.process.pid)
+        self.handshake = Handshake(self.process, environment)
+        services.metrics.sources.add(self.process.read_messages)
+        process = self.process
+        if self.regions is not None:
+            boot = {**boot, "regions": self.regions.theirs.fileno()}
+            self.regions.on_gone = lambda number: process.send("region_gone", number=number)
+            self.regions.theirs.close()
+        if self.devices is not None:
+            boot = {**boot, "devices": self.devices.boot()}
+            self.devices.on_gone = lambda number: process.send("pool_gone", number=number)
+            self.devices.theirs.close()
+        process.send("boot", arena=memory.arena.facts(), **boot)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     @property
-    def arena_bytes(self) -> int:
-        """Shared memory that is committed for its outputs."""
-        return self._memory.ledger.committed_by(self._outputs.index)
+    def takes_seats(self) -> bool:
+        """Whether it will live on with those that it has."""
+        return self.death is None and any(not seat.stopping for seat in self.seats.values())
 
-    async def is_ready(self) -> tuple[bool, str]:
-        """Asks the model's `is_ready`: the answer, and the reason of a no.
-
-        There is one query at a time, and later callers share its answer (as upstream). The caller limits the wait:
-        when it gives up, the query stays open.
-        """
-        if not self.handshake.checks_readiness:
-            return True, ""
-        if self._readiness is None:
-            self._readiness = self._loop.create_future()
-            self._process.send("is_ready")
-        answer = await asyncio.shield(self._readiness)
-        return answer["ready"], answer["reason"]
-
-    async def stop(self, timeout_s: float) -> bool:
-        """Lets the model finalize and the stub end; kills it after `timeout_s`. Returns whether it ended by itself."""
-        if self.death is not None:
-            return True
+    def seat(self, instance: str) -> Seat:
+        """A further seat, for an instance whose model is still to be initialized. Raises ServeError."""
+        if not self.seats:
+            self.process.rename(instance)  # with the completed configuration it may have another name
+        self._seats_so_far += 1
         try:
-            self.work.stop()
-            await asyncio.wait_for(self._gone.wait(), timeout_s)
-        except (ServeError, asyncio.TimeoutError):
-            self._process.condemn(f"it had not stopped {timeout_s:g} s after it was told to")
-            await self._gone.wait()
-            return False
-        return True
+            seat = Seat(self, self._seats_so_far, instance)
+        except OSError as error:
+            raise self._cannot_start(instance, error) from None
+        self.seats[self._seats_so_far] = seat
+        return seat
 
     async def kill(self) -> None:
         """Ends the stub at once and waits until it is gone."""
         if self.death is None:
-            self._process.kill()
+            self.process.kill()
         await self._gone.wait()
 
-    # Messages on the control socket
+    def _cannot_start(self, name: str, error: OSError) -> Exception:
+        from stubserve.environments.probe import explain_start  # not at the top: failures alone need it
+
+        return internal(f"Stub process '{name}' cannot be started: {explain_start(self.environment, error)}")
 
     def _on_message(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "log":
             self._on_log(message)
-        elif kind.startswith("metric"):
-            self._metrics.on_message(message)
-        elif kind == "readiness":
-            self._answer_readiness(message)
-        elif kind == "query" and message["query"].startswith("metric"):
-            self._process.send("query_answer", number=message["number"], **self._metrics.answer(message))
-        elif kind == "query":
-            answering = self._loop.create_task(self._answer_query(message))
-            self._answering.add(answering)
-            answering.add_done_callback(self._answering.discard)
-        elif not self._grant.on_message(message):
+        elif "seat" not in message:
             self.handshake.on_message(message)
+        elif (seat := self.seats.get(message["seat"])) is not None:  # else it has been left
+            if kind == "left":
+                self._on_left(seat)
+            else:
+                seat.on_message(message)
 
-    async def _answer_query(self, query: dict[str, Any]) -> None:
-        kind = query["query"]
-        if kind == "is_model_ready":
-            answer = await self.work.calls.answer_readiness(query)
-        elif kind == "memory_left":
-            answer = {"value": self._memory.ledger.left}
-        else:
-            answer = await change_model(self._services.control, query)
-        self._process.send("query_answer", number=query["number"], **answer)
-
-    def _tell_log_levels(self) -> None:
-        self._words[layout.LOG_LEVELS] = self._services.log_settings.model_levels()
-
-    def _answer_readiness(self, answer: dict[str, Any]) -> None:
-        waiting, self._readiness = self._readiness, None
-        if waiting is not None and not waiting.done():
-            waiting.set_result(answer)
+    def _on_left(self, seat: Seat) -> None:
+        """With its last seat the stub itself ends, and that is the end of the seat."""
+        if seat.is_initialized and not seat.stopping:
+            self.process.condemn("it has left an instance that was not stopped")
+        elif len(self.seats) > 1:
+            self._end([seat], "it has been finalized")
 
     def _on_process_death(self, cause: str) -> None:
-        unanswered = self.work.close()
-        self.watch.close()
-        if self.work.is_written_over and "written over" not in cause:
+        seats = list(self.seats.values())
+        if "written over" not in cause and any(seat.work.is_written_over for seat in seats):
             cause += "; its shared memory had been written over"
         self.death = cause
-        for answering in self._answering:
-            answering.cancel()
-        if self._services.janitor is not None:
-            self._services.janitor.forget(self._process.pid)
-        self._metrics.close()
-        self._services.metrics.sources.discard(self._process.read_messages)
-        self._grant.close()
-        self._services.log_settings.watchers.discard(self._tell_log_levels)
-        self._process.close_doorbells()
-        if self._regions is not None:
-            self._regions.close()
-        if self._devices is not None:
-            self._devices.close()
+        self.services.metrics.sources.discard(self.process.read_messages)
         self.handshake.on_death(cause)
-        self._answer_readiness(
-            {"ready": False, "reason": f"Stub process '{self._process.name}' is not healthy: {cause}."}
-        )
+        self._end(seats, cause)
+        if self.services.janitor is not None:
+            self.services.janitor.forget(self.process.pid)
+        if self.regions is not None:
+            self.regions.close()
+        if self.devices is not None:
+            self.devices.close()
         self._gone.set()
-        if self.on_death is not None:
-            self.on_death(cause, unanswered)
-        self._outputs.close()
+
+    def _end(self, seats: list[Seat], cause: str) -> None:
+        # First all of them: whoever is told of one gives work to no other.
+        left = []
+        for seat in seats:
+            del self.seats[seat.line.number]
+            left.append((seat, seat.end(cause)))
+        self.on_end(cause, left)
+        for seat, unanswered in left:
+            if seat.on_death is not None:
+                seat.on_death(cause, unanswered)
+            seat.release()

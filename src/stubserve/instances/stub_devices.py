@@ -49,7 +49,7 @@ class StubDevices:
     `theirs` is the stub's end of the socket.
     """
 
-    def __init__(self, name: str, allowed: GpuMemory, memory: StubMemory, segments: SegmentPool) -> None:
+    def __init__(self, name: str, allowed: GpuMemory, segments: SegmentPool) -> None:
         self._name = name
         self._allowed = allowed
         self._socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -57,10 +57,20 @@ class StubDevices:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._look)
         self._known: dict[DevicePool, set[int]] = {}
-        self.pools = StubPools(segments.take_pools(allowed.gpus), self._look, self.send_chunks, memory.free_later)
-        memory.pools = self.pools
+        self.pools = StubPools(segments.take_pools(allowed.gpus), self._look, self.send_chunks, self._free)
+        # The memory of the stub's seats
+        self._seats: list[StubMemory] = []
         # Tells the stub that a pool is gone
         self.on_gone: Callable[[int], object] = lambda number: None
+
+    def join(self, memory: StubMemory) -> None:
+        """A seat of the stub begins."""
+        memory.pools = self.pools
+        self._seats.append(memory)
+
+    def leave(self, memory: StubMemory) -> None:
+        """A seat of the stub ends."""
+        self._seats.remove(memory)
 
     def boot(self) -> dict[str, Any]:
         """What the stub has to know of them."""
@@ -104,12 +114,17 @@ class StubDevices:
     def close(self) -> None:
         """The stub is gone."""
         self._look()
+        self.pools.close()
         for pool in self._known:
             pool.users.discard(self)
         self._known.clear()
         self._loop.remove_reader(self._socket)
         self._socket.close()
         self.theirs.close()
+
+    def _free(self, offset: int, nbytes: int) -> None:
+        # Any seat of the stub can tell it.
+        self._seats[0].free_later(offset, nbytes)
 
     def _look(self) -> None:
         """Takes the chunks that the stub has told of."""

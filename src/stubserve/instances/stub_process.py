@@ -11,6 +11,7 @@ anew.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import logging
 import os
@@ -37,7 +38,7 @@ _MOST_READS = 64
 _ENDING_S = 1.0
 
 _PAGE_BYTES = resource.getpagesize()
-_NAMES = {0: "booting", 1: "loading", 2: "idle", 3: "executing", 4: "finalizing"}
+_NAMES = {1: "loading", 2: "idle", 3: "executing", 4: "finalizing"}
 
 # For `subprocess`, which does this in C from Python 3.11 on
 _OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
@@ -49,9 +50,7 @@ class StubProcess:
     """A running stub.
 
     `on_message` gets each control message. `on_death` is called once with the cause when the process is gone and its
-    last messages and output have been read. `doorbell_out` wakes the stub, `answer_doorbell` wakes its threads that
-    wait for an answer to a model's request; the event loop watches `doorbell_in`. `variables` are added to its
-    environment, `inherited` to its descriptors.
+    last messages and output have been read. `variables` are added to its environment, `inherited` to its descriptors.
 
     Raises OSError if no process can be started, or there is no descriptor left for it.
     """
@@ -72,7 +71,8 @@ class StubProcess:
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
         self._unframer = Unframer()
-        self._outbox = bytearray()
+        # Messages, with the descriptors that travel with each
+        self._outbox: collections.deque[tuple[bytes, Sequence[int]]] = collections.deque()
         self._dead = False
         self._condemned = ""
         self._ending: asyncio.TimerHandle | None = None
@@ -80,11 +80,6 @@ class StubProcess:
         self._oom_kills_before = oom_kills()
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             # Each of these may find no free descriptor.
-            doorbells: list[int] = []
-            for flags in (0, os.EFD_NONBLOCK, 0):
-                doorbells.append(os.eventfd(0, os.EFD_CLOEXEC | flags))
-                ours.callback(os.close, doorbells[-1])
-            self.doorbell_out, self.doorbell_in, self.answer_doorbell = doorbells
             self._control, control = map(ours.enter_context, socket.socketpair())
             self._control.setblocking(False)
             theirs.callback(control.close)
@@ -99,12 +94,12 @@ class StubProcess:
                 self._outputs.append(read)
             stdout, stderr = theirs_out
             self._process = subprocess.Popen(
-                environment.command(name, arena, control.fileno(), doorbells),
+                environment.command(name, arena, control.fileno()),
                 env={**environment.process_variables(), **(variables or {})},
                 stdin=None if terminal else subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                pass_fds=(arena, control.fileno(), *doorbells, *inherited),
+                pass_fds=(arena, control.fileno(), *inherited),
                 # A group of its own, so that the processes of the model can be ended with it. But no session: Linux
                 # schedules a session as one (autogroup), so beside busy neighbours a stub that the server has woken
                 # would wait behind all other sessions. A debugged stub stays in the terminal's group, or it could not
@@ -128,10 +123,16 @@ class StubProcess:
 
     def send(self, kind: str, **fields: Any) -> None:
         """Sends a control message; never blocks, keeps the order, does nothing once the stub is dead."""
+        self.send_with((), kind, **fields)
+
+    def send_with(self, descriptors: Sequence[int], kind: str, **fields: Any) -> None:
+        """As `send`, with descriptors that travel with the message."""
         if self._dead:
             return
+        if descriptors:
+            fields["descriptors"] = len(descriptors)
         waiting = bool(self._outbox)
-        self._outbox += frame(dict(fields, kind=kind))
+        self._outbox.append((frame(dict(fields, kind=kind)), descriptors))
         if not waiting:
             self._flush()
 
@@ -155,19 +156,21 @@ class StubProcess:
             self._loop.remove_reader(self._control)
             self.kill()
 
-    def close_doorbells(self) -> None:
-        """For the owner, once it neither watches nor rings them."""
-        for doorbell in (self.doorbell_in, self.doorbell_out, self.answer_doorbell):
-            os.close(doorbell)
-
     def stderr_text(self) -> str:
         return self._outputs[-1].tail.decode(errors="replace").strip()
 
     def _flush(self) -> None:
         try:
             while self._outbox:
-                sent = self._control.send(self._outbox)
-                del self._outbox[:sent]
+                data, descriptors = self._outbox[0]
+                if descriptors:
+                    sent = socket.send_fds(self._control, [data], descriptors)
+                else:
+                    sent = self._control.send(data)
+                if sent < len(data):
+                    self._outbox[0] = (data[sent:], ())
+                else:
+                    self._outbox.popleft()
         except BlockingIOError:
             self._loop.add_writer(self._control, self._flush)
             return
@@ -224,11 +227,43 @@ class StubProcess:
         self._on_death(cause)
 
 
-class Health:
-    """A living stub from outside: the health words in its segment (`words`), and the kernel's counts."""
+class SeatLine:
+    """What one seat of a stub has of the process: its control messages, and doorbells. Raises OSError.
 
-    def __init__(self, pid: int, words: memoryview) -> None:
-        self._pid = pid
+    `doorbell_out` wakes the seat, `answer_doorbell` wakes its threads that wait for an answer to a model's request; the
+    event loop watches `doorbell_in`. `name` is the instance's.
+    """
+
+    def __init__(self, process: StubProcess, number: int, name: str) -> None:
+        self.name = name
+        self.number = number
+        self.pid = process.pid
+        self.condemn = process.condemn
+        self.control_fileno = process.control_fileno
+        self.read_messages = process.read_messages
+        self._process = process
+        self.doorbells: list[int] = []
+        try:
+            for flags in (0, os.EFD_NONBLOCK, 0):
+                self.doorbells.append(os.eventfd(0, os.EFD_CLOEXEC | flags))
+        except OSError:  # there is no free descriptor
+            self.close()
+            raise
+        self.doorbell_out, self.doorbell_in, self.answer_doorbell = self.doorbells
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self._process.send(kind, seat=self.number, **fields)
+
+    def close(self) -> None:
+        """For the owner, once it neither watches nor rings the doorbells."""
+        for doorbell in self.doorbells:
+            os.close(doorbell)
+
+
+class Health:
+    """A seat of a living stub from outside: the health words in its segment (`words`)."""
+
+    def __init__(self, words: memoryview) -> None:
         self._words = words
         self._started = time.monotonic()
 
@@ -237,9 +272,6 @@ class Health:
         since = self._words[layout.HEALTH_SINCE_NS]
         seconds = (time.monotonic_ns() - since) / 1e9 if since else time.monotonic() - self._started
         return _NAMES.get(self._words[layout.HEALTH_STATE], "unknown"), seconds
-
-    def memory(self) -> int:
-        return own_memory(self._pid)
 
 
 def own_memory(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""The requests that a stub has: batches out, answers back, over its rings.
+"""The requests that an instance's seat in a stub has: batches out, answers back, over its rings.
 
 Each wake-up takes all messages. A request that its model answers through a sender is open until the final response,
 which may come before the result of its batch or long after it. With the result the stub is free for the next batch.
@@ -26,7 +26,7 @@ from stubserve.instances.batch import InFlightBatch, hold_inputs, pack_batch, re
 from stubserve.instances.bls import StubCalls
 from stubserve.instances.rings import AnswerRing, RequestRing
 from stubserve.instances.stub_devices import StubDevices
-from stubserve.instances.stub_process import StubProcess
+from stubserve.instances.stub_process import SeatLine
 from stubserve.instances.stub_regions import StubRegions
 from stubserve.instances.stub_requests import Key, StubRequests, UnansweredRequests
 from stubserve.memory.server_memory import Memory
@@ -61,14 +61,14 @@ class WorkOwner(Protocol):
 
 
 class StubWork:
-    """The requests of one stub, and the stub as a `deadlock.Waiter`.
+    """The requests of one seat, and the seat as a `deadlock.Waiter`.
 
     It handles the stub's messages about batches (`messages.handlers_of_parent`).
     """
 
     def __init__(
         self,
-        process: StubProcess,
+        process: SeatLine,
         memory: Memory,
         outputs: StubMemory,
         models: ModelFinder,

@@ -16,15 +16,17 @@ import asyncio
 import logging
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stubserve_stub.backends.card import ALONE, TOGETHER
 from stubserve_stub.backends.cards import card_of
 
 from stubserve.environments.resolve import Environments
-from stubserve.errors import invalid
+from stubserve.errors import ServeError, invalid
 from stubserve.instances.launcher import Launcher, Program
 from stubserve.instances.services import Services
 from stubserve.instances.stub_devices import GpuMemory
@@ -42,6 +44,10 @@ _MAX_BATCH_SIZE = "default-max-batch-size"
 
 # The limit of threads, as a model's own
 PARAMETER = "THREADS_PER_INSTANCE"
+
+# How many instances a stub may have, as a model's own and as a setting of its backend
+INSTANCES = "INSTANCES_PER_STUB"
+_INSTANCES_SETTING = "instances-per-stub"
 
 # MKL and OpenBLAS use OMP_NUM_THREADS if their own variable is missing.
 _GENERAL = "OMP_NUM_THREADS"
@@ -86,7 +92,9 @@ class Launchers:
         else:
             log.debug("Found overwritten default setting: %s,%s", _MAX_BATCH_SIZE, size)
         environment = await environment_of(program, self._environments, config, model_dir)
-        threads = threads_per_instance(config, len(instances_of(config)), os.environ)
+        instances = len(instances_of(config))
+        threads = threads_per_instance(config, instances, os.environ)
+        shared = instances_per_stub(config, program.settings)
         own = {name: value for name, value in card_of(program.backend).variables if name not in os.environ}
         environment = replace(
             environment, variables={**own, **environment.variables, **thread_variables(config, threads, os.environ)}
@@ -102,7 +110,8 @@ class Launchers:
             program,
             services,
             settings.gives_terminal(name),
-            threads,
+            # Threads that a pool has for all instances of a stub
+            1 + (threads - 1) * min(shared["CPU"], instances) if threads else 0,
             settings.execute_timeout_secs,
             settings.check_outputs,
             GpuMemory(
@@ -112,6 +121,7 @@ class Launchers:
                 settings.pinned_memory if config.optimization.output_pinned_memory.enable else 0,
                 dict(settings.gpu_load_limits),
             ),
+            shared,
         )
         return launcher, config, not missing
 
@@ -167,6 +177,43 @@ def threads_per_instance(
         return 0
     share = max((allowed_cores() if allowed is None else allowed) // max(instances, 1), 1)
     return share if share < (visible_cores() if visible is None else visible) else 0
+
+
+def instances_per_stub(config: Any, settings: Mapping[str, str]) -> dict[str, int]:
+    """How many instances of a group on a device a stub may have, by the kind of instance.
+
+    `settings` are those of its backend. Raises ServeError INVALID_ARG.
+    """
+    card = card_of(config.backend)
+    parameters = config.parameters
+    text, said = settings.get(_INSTANCES_SETTING, ""), f"--backend-config={config.backend},{_INSTANCES_SETTING}"
+    if INSTANCES in parameters:
+        text, said = parameters[INSTANCES].string_value, f"parameter '{INSTANCES}' of model '{config.name}'"
+    asked = card.shares_with in parameters and parameters[card.shares_with].string_value.lower() in ("1", "true")
+    if not text:
+        most = sys.maxsize if card.shares == TOGETHER or asked else 1
+        return {"CPU": most, "MODEL": most, "GPU": most if card.shares_on_gpus else 1}
+    if text != "all" and not (text.isascii() and text.isdecimal() and int(text)):
+        raise _refuse_sharing(config, f"{said} must be 'all' or a number from 1 on. Got '{text}'")
+    most = sys.maxsize if text == "all" else int(text)
+    if most > 1 and card.shares == ALONE:
+        raise _refuse_sharing(
+            config,
+            f"{said} is '{text}', but each instance of the backend '{config.backend}' needs a stub of its own: what it "
+            "keeps in a process is for one instance. Leave it out, or write 1",
+        )
+    if most > 1 and not card.shares_on_gpus and any(one.kind == "GPU" for one in instances_of(config)):
+        raise _refuse_sharing(
+            config,
+            f"{said} is '{text}', but each instance of the backend '{config.backend}' on a GPU needs a stub of its "
+            "own. Leave it out, or write 1",
+        )
+    return dict.fromkeys(("CPU", "MODEL", "GPU"), most)
+
+
+def _refuse_sharing(config: Any, text: str) -> ServeError:
+    refusal = invalid(text)
+    return refusal.at("parameters", INSTANCES) if INSTANCES in config.parameters else refusal
 
 
 def thread_variables(config: Any, threads: int, environ: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,9 @@ from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Lat
 from stubserve.inference.served_model import ServedModel
 from stubserve.instances.death import RestartPolicy
 from stubserve.instances.instance import Instance, InstanceState
+from stubserve.instances.keeper import Keeper, Launch
 from stubserve.instances.launcher import Launcher
+from stubserve.instances.seat import Seat
 from stubserve.instances.services import Services
 from stubserve.instances.stub import Stub
 from stubserve.loading.identity import differs, digest_of, identity_of
@@ -62,6 +64,22 @@ def assign(instances: Sequence[Instance], specs: Sequence[InstanceSpec]) -> list
         if instance.state is InstanceState.READY:
             spare.setdefault(instance.spec.traits, []).append(instance)
     return [spare[spec.traits].pop() if spare.get(spec.traits) else spec for spec in specs]
+
+
+def seated(
+    specs: Sequence[InstanceSpec], model: InstanceModel, launch: Launch, restart_limit: int, most: Mapping[str, int]
+) -> list[Instance]:
+    """New instances, in stubs of like ones of `model` where there is room; `most` has for each kind how many."""
+    keepers = {one.keeper: one.spec.traits for one in model.instances}
+    instances = []
+    for spec in specs:
+        keeper = next((one for one, traits in keepers.items() if traits == spec.traits and one.has_room), None)
+        if keeper is None:
+            keeper = Keeper(launch, model, RestartPolicy(restart_limit), most.get(spec.kind, 1))
+            keepers[keeper] = spec.traits
+        keeper.launch = launch
+        instances.append(Instance(spec, keeper))
+    return instances
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,33 +311,36 @@ class Loader:
         warm_up: WarmUp | None,
         first: Stub | None = None,
     ) -> list[Instance]:
-        """Instances that are still to be started; `first` is a stub for the first, with the model imported."""
-        ready_stubs = {id(specs[0]): first} if first is not None else {}
+        """Instances that are still to be started; `first` is a stub for the first, with the model imported.
 
-        def launch_for(spec: InstanceSpec) -> Callable[[Instance], Any]:
-            async def launch(instance: Instance) -> Stub:
-                stub = ready_stubs.pop(id(spec), None)
-                try:
-                    if stub is None:
-                        async with self._booting:
-                            stub = launcher.boot(spec.name)
-                            # The start of a process stops the event loop for some milliseconds. Requests go first.
-                            await asyncio.sleep(0)
-                        await stub.handshake.imported()
-                    await launcher.initialize(stub, spec, model.config, config_json)
-                    instance.differs = await differs(model, launcher, spec.name)
-                    if warm_up is not None and not spec.passive:
-                        await warm_up.run(stub, spec.name)
-                except BaseException:
-                    if stub is not None:
-                        await stub.kill()
-                    raise
-                return stub
+        Those of a group on a device share stubs as the model wants it, also those that there are.
+        """
+        ready_stubs = [first] if first is not None else []
 
-            return launch
+        async def launch(instances: Sequence[Instance], shared: Stub | None) -> Sequence[Seat]:
+            stub = shared or (ready_stubs.pop() if ready_stubs and instances[0].spec is specs[0] else None)
+            seats: list[Seat] = []
+            try:
+                if stub is None:
+                    async with self._booting:
+                        stub = launcher.boot(instances[0].name)
+                        # The start of a process stops the event loop for some milliseconds. Requests go first.
+                        await asyncio.sleep(0)
+                    await stub.handshake.imported()
+                for instance in instances:
+                    seats.append(await launcher.initialize(stub, instance.spec, model.config, config_json))
+                    instance.differs = await differs(model, launcher, instance.name)
+                    if warm_up is not None and not instance.passive:
+                        await warm_up.run(seats[-1], instance.name)
+            except BaseException:
+                if shared is not None:
+                    await asyncio.gather(*(seat.stop(_FAILED_LOAD_GRACE_S) for seat in seats))
+                elif stub is not None:
+                    await stub.kill()
+                raise
+            return seats
 
-        limit = self._settings.restart_limit
-        return [Instance(spec, launch_for(spec), model, RestartPolicy(limit)) for spec in specs]
+        return seated(specs, model, launch, self._settings.restart_limit, launcher.instances_per_stub)
 
 
 async def _start_all(instances: Sequence[Instance]) -> None:

@@ -30,7 +30,7 @@ _LEAST_BYTES = 64 << 10
 
 
 class StubGrant:
-    """The memory that one stub is granted and gives back, in its segment. `outputs` are the accounts of this segment.
+    """The memory that a seat of a stub is granted and gives back, in its segment. `outputs` are the accounts of this.
 
     `send` sends the stub a control message. `read` takes the stub's own messages, which arrive on the descriptor
     `fileno`. `asked`: the stub has been asked for its spare memory, and has not answered.
@@ -130,23 +130,25 @@ class Reclaim:
     def wait(self, nbytes: int) -> bool:
         """Blocks until there is room for `nbytes`, if stubs can give that much. Returns whether there is room."""
         ledger = self._ledger
-        waiting = {stub.fileno(): stub for stub in self._who_could_give(nbytes) if not stub.asked}
-        if ledger.left + sum(stub.spare_bytes for stub in waiting.values()) < nbytes:
+        waiting = [stub for stub in self._who_could_give(nbytes) if not stub.asked]
+        if ledger.left + sum(stub.spare_bytes for stub in waiting) < nbytes:
             return False
         poll = select.poll()
-        for descriptor, stub in waiting.items():
+        for stub in waiting:
             stub.ask_back()
-            poll.register(descriptor, select.POLLIN)
+            poll.register(stub.fileno(), select.POLLIN)
         deadline = time.monotonic() + LONGEST_WAIT_S
         while waiting and ledger.left < nbytes:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
             for descriptor, event in poll.poll(left * 1000):
-                waiting[descriptor].read()
-                if event != select.POLLIN or not waiting[descriptor].asked:
+                # Several, if they are seats of one stub
+                there = [stub for stub in waiting if stub.fileno() == descriptor]
+                there[0].read()
+                if event != select.POLLIN or not any(stub.asked for stub in there):
                     poll.unregister(descriptor)
-                    del waiting[descriptor]
+                    waiting = [stub for stub in waiting if stub not in there]
         return ledger.left >= nbytes
 
     async def grant(self, index: int, least: int, most: int) -> int:

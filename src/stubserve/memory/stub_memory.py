@@ -165,8 +165,6 @@ class StubMemory:
                 span.drop()
         self._held.clear()
         self._closed = True
-        if self.pools is not None:
-            self.pools.close()
         self._give_back_if_done()
 
     def _read(self, block: Block) -> None:

@@ -18,7 +18,7 @@ from stubserve.inference.request import BACKEND_FAILURE, OTHER_FAILURE, Request
 from stubserve.inference.served_model import Waiter
 from stubserve.inference.statistics import ModelStatistics
 from stubserve.instances.instance import Instance, InstanceState
-from stubserve.instances.stub_requests import UnansweredRequests
+from stubserve.instances.keeper import Death
 from stubserve.instances.work import WorkOwner
 from stubserve.memory.heap_account import HeapAccount
 from stubserve.schedulers.base import Scheduler
@@ -84,7 +84,7 @@ class InstanceModel(ModelInstances):
         self._wake()
 
     def _at_stub(self, request: Request) -> bool:
-        return any(one.stub is not None and one.stub.work.has(request) for one in self._everyone)
+        return any(one.seat is not None and one.seat.work.has(request) for one in self._everyone)
 
     def cancel(self, request: Request) -> None:
         super().cancel(request)
@@ -106,19 +106,24 @@ class InstanceModel(ModelInstances):
             self._end_outage()
             self._dispatcher.join(instance)
 
-    def on_death(self, instance: Instance, error: ServeError, unanswered: UnansweredRequests) -> None:
-        if instance.passive:
+    def on_death(self, deaths: Sequence[Death]) -> None:
+        deaths = [death for death in deaths if not death.instance.passive]
+        if not deaths:
             return
         dispatcher = self._dispatcher
-        if instance.state is not InstanceState.STOPPED:  # then the server itself has killed what did not end
-            executed = (*unanswered.executing, *reversed(unanswered.open))
-            dispatcher.suspects.on_death(instance.name, executed, self.clock())
-        dispatcher.leave(instance)
-        self.delivery.fail(unanswered.executing, error, BACKEND_FAILURE)
-        self.delivery.fail(unanswered.open, error, None)  # their execution has been counted
+        # Of those that are stopped the server itself has killed what did not end.
+        died = [one for one in deaths if one.instance.state is not InstanceState.STOPPED]
+        executed = [request for _, _, left in died for request in (*left.executing, *reversed(left.open))]
+        dispatcher.suspects.on_death("', '".join(one.instance.name for one in died), executed, self.clock())
+        for death in deaths:
+            dispatcher.leave(death.instance)
+        for _, error, unanswered in deaths:
+            self.delivery.fail(unanswered.executing, error, BACKEND_FAILURE)
+            self.delivery.fail(unanswered.open, error, None)  # their execution has been counted
         self.delivery.end_traces()
-        dispatcher.queue_again(unanswered.waiting)
-        # First the scheduler's answers to requests that were bound to this instance
+        for death in deaths:
+            dispatcher.queue_again(death.unanswered.waiting)
+        # First the scheduler's answers to requests that were bound to these instances
         self.poll()
         if self.down() and self._restart_wait_s and self._restarting():
             loop = asyncio.get_running_loop()

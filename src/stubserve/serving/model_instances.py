@@ -90,7 +90,7 @@ class ModelInstances(AnsweringModel):
         return {
             instance.name: running[0]
             for instance in self._everyone
-            if instance.stub is not None and (running := instance.stub.work.running) is not None
+            if instance.seat is not None and (running := instance.seat.work.running) is not None
         }
 
     def why_not_ready(self) -> str:

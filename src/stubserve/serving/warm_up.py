@@ -25,7 +25,7 @@ from stubserve.inference.request import Request, Response
 from stubserve.inference.tensor import Tensor, drop_blocks
 from stubserve.inference.work import Work
 from stubserve.instances.death import unhealthy
-from stubserve.instances.stub import Stub
+from stubserve.instances.seat import Seat
 from stubserve.instances.stub_requests import UnansweredRequests
 from stubserve.instances.work import Results
 from stubserve.memory.server_memory import Memory
@@ -44,18 +44,18 @@ class WarmUp:
         self._samples = samples
         self._memory = memory
 
-    async def run(self, stub: Stub, instance: str) -> None:
-        """Runs all samples in a stub whose model is initialized. Raises ServeError for the first that fails.
+    async def run(self, seat: Seat, instance: str) -> None:
+        """Runs all samples in a seat whose model is initialized. Raises ServeError for the first that fails.
 
         After a failure the stub is left as it is; the code that started it ends it.
         """
         name = f"model '{self._model.name}' instance {instance}"
-        await run_samples(name, self._samples, lambda sample: self._execute(stub, instance, sample))
+        await run_samples(name, self._samples, lambda sample: self._execute(seat, instance, sample))
 
-    async def _execute(self, stub: Stub, instance: str, sample: Sample) -> list[str]:
+    async def _execute(self, seat: Seat, instance: str, sample: Sample) -> list[str]:
         """Runs a sample once: the errors of its responses. Raises ServeError if it cannot be run."""
-        if stub.death is not None:
-            raise unhealthy(instance, stub.death, stub.pid)
+        if seat.death is not None:
+            raise unhealthy(instance, seat.death, seat.pid)
         max_batch_size = self._model.signature.max_batch_size
         if sample.is_too_large(max_batch_size):
             return [sample.too_large(instance, max_batch_size).message] * sample.requests
@@ -66,13 +66,13 @@ class WarmUp:
             for _ in range(sample.requests):
                 requests.append(Request(placed(sample.inputs, self._memory)))
                 added.append(placed(sample.added, self._memory))
-            batch = _SampleBatch(self._model, instance, stub.pid, requests)
+            batch = _SampleBatch(self._model, instance, seat.pid, requests)
             now = time.monotonic_ns()
             for request in requests:
                 request.request_start_ns = request.queue_start_ns = begin
                 request.compute_start_ns = now
-            stub.work.owner, stub.on_death = batch, batch.on_death
-            stub.work.execute(Work.of_slots(requests, added if sample.added else None))
+            seat.work.owner, seat.on_death = batch, batch.on_death
+            seat.work.execute(Work.of_slots(requests, added if sample.added else None))
         except BaseException:
             for request in requests:
                 drop_blocks(request.inputs)

@@ -1,17 +1,22 @@
 """The interface of a backend: functions of Triton's backend API, and what the server wants to know.
 
-A stub runs one instance of one model, so each function is called at most once in a process, but for `execute`::
+A stub has one model, and one or more instances of it. So these are called once in a process::
 
     initialize             the process is up
     model_initialize       the model's files are there to be read; its configuration may still change
       complete_config        only if `completes_config`; then the process ends, and another one serves, but for a
                              backend that `serves_after_completion`
-    instance_initialize    the configuration is final
+
+and these once for each instance, but for `execute`, on what `for_instance` returns::
+
+    for_instance           an object for the instance, which shares what the first three have made
+    instance_initialize    the configuration is final; one instance after the other
       execute                again and again; `is_ready`, `cancel`, `revoke` meanwhile
     instance_finalize      no further batch will come; not after a load that failed
 
-If one of the first three raises, the load fails; a `Refusal` becomes the error as it is. All run on the main thread,
-except `is_ready` and `cancel`.
+If one of them raises before the first `execute`, the load fails; a `Refusal` becomes the error as it is. The first
+three run on the main thread. Each instance has a thread, the first one the main thread, where all of its functions run
+except `is_ready` and `cancel`. A stub has several instances only where the backend's card says so (`Card.shares`).
 
 An input that lies in the arena may be read until `execute` returns. A backend that keeps views for longer says so
 through the batch's memory (see `runtime.batch`), and has dropped everything else that it was given.
@@ -19,6 +24,7 @@ through the batch's memory (see `runtime.batch`), and has dropped everything els
 
 from __future__ import annotations
 
+import copy
 from typing import Dict, NamedTuple, Sequence
 
 from stubserve_stub.runtime.batch import Batch
@@ -69,6 +75,11 @@ class Backend:
     def complete_config(self, model: str, config_json: str) -> str:
         """The configuration of the model named `model`, completed; JSON both ways."""
         raise NotImplementedError
+
+    def for_instance(self, host: Host) -> Backend:
+        made = copy.copy(self)
+        made.host = host
+        return made
 
     def instance_initialize(self, instance: InstanceSetup) -> None:
         pass

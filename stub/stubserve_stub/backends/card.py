@@ -12,6 +12,9 @@ from typing import NamedTuple, Tuple
 
 # Where instances run: on CPUs; on a GPU where a group asks for one; on all GPUs of a machine that has some
 ON_CPUS, ON_GPUS_IF_ASKED, ON_GPUS = "cpus", "gpus if asked", "gpus"
+# Whether the instances of a group on a device have one stub, each a thread of it: never; where the model asks for it;
+# unless the model does not want it
+ALONE, IF_ASKED, TOGETHER = "alone", "if asked", "together"
 # What a model's file may be in its version's folder
 FILE, FOLDER, EITHER = "file", "folder", "either"
 
@@ -66,6 +69,10 @@ class Card:
     devices: str = ON_GPUS
     # Instances on a CPU where the configuration has no count
     instances_on_cpu: int = 1
+    # ALONE, IF_ASKED or TOGETHER; on GPUs, too; and a parameter of a model that asks for it
+    shares: str = ALONE
+    shares_on_gpus: bool = False
+    shares_with: str = ""
     # Whether a batch is one tensor, so that `batch_input` and `batch_output` mean something
     gathers: bool = False
     # Whether each request is answered by itself: a batch would only make its requests wait for each other

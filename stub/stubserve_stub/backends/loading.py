@@ -131,8 +131,8 @@ def _tensor(state: Mapping[str, Any], name: str) -> Dict[str, Any]:
 
 # Parameters that the server reads, whatever the backend
 _OF_THE_SERVER = {
-    "EXECUTION_ENV_PATH", "EXECUTE_TIMEOUT_SECS", "FORCE_CPU_ONLY_INPUT_TENSORS", "OPENAI_ROUTES",
-    "THREADS_PER_INSTANCE",
+    "EXECUTION_ENV_PATH", "EXECUTE_TIMEOUT_SECS", "FORCE_CPU_ONLY_INPUT_TENSORS", "INSTANCES_PER_STUB",
+    "OPENAI_ROUTES", "THREADS_PER_INSTANCE",
 }  # fmt: skip
 
 

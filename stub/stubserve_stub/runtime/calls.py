@@ -70,7 +70,8 @@ class Calls:
         self._decode = decode
         self._open: Dict[int, OpenCall] = {}
         self._numbers = itertools.count(1)
-        self._main_thread = threading.main_thread().ident
+        # The thread of its instance, which makes this object
+        self._main_thread = threading.get_ident()
         self._guard = threading.Lock()
         # Under the guard: whether a thread has the reader's part, and the calls of those that wait
         self._reading = False

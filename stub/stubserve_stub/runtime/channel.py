@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import mmap
 import threading
 import time
 import weakref
@@ -226,6 +227,13 @@ class Channel:
         self.memory.renew_locks()
         for method in ("send", "receive", "receive_answers", "place"):
             setattr(self, method, refuse)
+
+    def leave(self, refuse: Callable[..., Any]) -> None:
+        """Makes nothing more of the rings and the segment, which another stub may get: any use calls `refuse`."""
+        with self.sending:
+            for method in ("send", "place"):
+                setattr(self, method, refuse)
+            self.arena.segment(self.arena.own).protect(0, self.arena.span, mmap.PROT_READ)
 
     def poke(self) -> None:
         """Has the main thread do what is noted for it. Safe from any thread and in a destructor."""

@@ -31,7 +31,13 @@ _PACKAGE = "stubserve_stub."
 # The modules that call a model or a backend; frames beyond them are not the model's.
 _ENTRIES = tuple(
     _PACKAGE + name
-    for name in ("backends.python.backend", "backends.python.model", "runtime.main_loop", "runtime.process")
+    for name in (
+        "backends.python.backend",
+        "backends.python.model",
+        "runtime.main_loop",
+        "runtime.process",
+        "runtime.seats",
+    )
 )
 
 

@@ -1,11 +1,12 @@
-"""The part of a stub's process that its backend may use."""
+"""The part of a stub's process that a backend may use, of its own or of one instance in it."""
 
 from __future__ import annotations
 
-from typing import Dict, Optional
+import copy
+from typing import Dict, Optional, Union
 
 from stubserve_stub.runtime.channel import Channel
-from stubserve_stub.runtime.control import Control
+from stubserve_stub.runtime.control import Control, Line
 from stubserve_stub.runtime.failure import describe, for_log
 from stubserve_stub.wire import codes
 
@@ -14,22 +15,28 @@ class Host:
     """`instance` is the name in errors and log lines.
 
     `settings` are the server's for the backend (--backend-config), `check_outputs` says which answers are compared with
-    the configuration (--check-outputs).
+    the configuration (--check-outputs). Only the host of an instance has a channel.
     """
+
+    channel: Channel
 
     def __init__(
         self,
         instance: str,
-        channel: Channel,
-        control: Control,
+        control: Union[Control, Line],
         settings: Optional[Dict[str, str]] = None,
         check_outputs: str = "never",
     ) -> None:
         self.check_outputs = check_outputs
         self.instance = instance
         self.settings: Dict[str, str] = settings or {}
-        self.channel = channel
         self.control = control
+
+    def at(self, instance: str, channel: Channel, line: Line) -> Host:
+        """The host of an instance."""
+        host = copy.copy(self)
+        host.instance, host.channel, host.control = instance, channel, line
+        return host
 
     def log(self, level: int, file: str, line: int, text: str, request_id: str = "") -> None:
         """Writes a line into the server's log; `level` is one of `wire.codes`, `request_id` the id of its request."""

@@ -1,18 +1,13 @@
-"""The main loop of a stub: has the backend load its model and execute batches, as the server asks for it."""
+"""The main loop of an instance in a stub: has its backend initialize and execute batches, as the server asks for it."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import platform
-import sys
 import threading
 import time
-from typing import Any, Dict, Iterator, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
-import numpy as np
-
-from stubserve_stub.backends.base import Backend, InstanceSetup, ModelFiles
+from stubserve_stub.backends.base import Backend, InstanceSetup
 from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
 from stubserve_stub.runtime.client_regions import MappedRegions
@@ -24,17 +19,16 @@ from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.messages import Entry, RegionOutput, WireRequest
 
 
-class _NotLoaded(Exception):
-    """A stage of the load has failed, and the parent knows."""
-
-
 class MainLoop:
-    """What a stub does from its first order to its last. `boot` is the message that has started it."""
+    """What an instance does from its `order` on, the message "initialize". `regions` gives clients' shared memory."""
 
-    def __init__(self, host: Host, boot: Dict[str, Any], backend: Backend) -> None:
+    def __init__(
+        self, host: Host, order: Dict[str, Any], backend: Backend, regions: Callable[[], MappedRegions]
+    ) -> None:
         self._host = host
-        self._boot = boot
+        self._order = order
         self._backend = backend
+        self._regions = regions
         self._channel = host.channel
         self._control = host.control
         self._process = os.getpid()
@@ -44,74 +38,33 @@ class MainLoop:
         self._cancelled: Dict[int, Sequence[int]] = {}
         self._newest = 0
         self._stopped = False
-        # Made for the first batch that refers to a region
-        self._client_regions: Optional[MappedRegions] = None
 
     def run(self) -> None:
-        """Returns when the parent has said stop, or when there is nothing to serve.
+        """Returns when the parent has said stop, or when the model cannot be initialized.
 
         Raises errors of the stub itself, and in a process that the model has forked whatever leaves `execute`.
         """
-        try:
-            serves = self._load()
-        except _NotLoaded:
+        if not self._initialize():
             return
-        if serves:
-            self._serve()
-            self._channel.set_health(FINALIZING)
-            try:
-                self._backend.instance_finalize()
-            except BaseException as error:
-                self._host.log(codes.LOG_INFO, __file__, 0, for_log(error))
-
-    # Loading
-
-    @contextlib.contextmanager
-    def _reporting(self, stage: str) -> Iterator[None]:
-        """Turns whatever a stage raises into a "failed" message. Raises _NotLoaded then."""
+        self._serve()
+        self._channel.set_health(FINALIZING)
         try:
-            yield
-        except BaseException as error:  # a model may raise SystemExit, and the parent must hear of that, too
-            self._control.send("failed", stage=stage, error=describe(error), log=for_log(error))
-            raise _NotLoaded from None
+            self._backend.instance_finalize()
+        except BaseException as error:
+            self._host.log(codes.LOG_INFO, __file__, 0, for_log(error))
 
-    def _load(self) -> bool:
-        """Loads the model as the parent asks; False if the process had only to complete a configuration."""
-        boot, backend = self._boot, self._backend
-        with self._reporting("import"):
-            start = time.monotonic_ns()
-            backend.initialize(self._host)
-            backend.model_initialize(ModelFiles(boot["version_dir"], boot["model_file"], boot["module"], boot["paths"]))
-        self._control.send(
-            "imported",
-            completes_config=backend.completes_config,
-            serves_after_completion=backend.serves_after_completion,
-            methods=backend.methods,
-            import_ns=time.monotonic_ns() - start,
-            executable=sys.executable,
-            implementation=platform.python_implementation(),
-            python=platform.python_version(),
-            numpy=np.__version__,
-            pid=os.getpid(),
-        )
-        while True:
-            order = self._control.inbox.get()
-            if order["kind"] == "complete":
-                with self._reporting("auto_complete_config"):
-                    completed = backend.complete_config(order["model"], order["config"])
-                self._control.send("completed", config=completed)
-                if not backend.serves_after_completion:
-                    return False
-            if order["kind"] == "initialize":
-                break
-        self._host.instance = order["instance"]
-        with self._reporting("initialize"):
-            name, arguments, devices = order["instance"], order["arguments"], self._channel.devices
+    def _initialize(self) -> bool:
+        backend, order, devices = self._backend, self._order, self._channel.devices
+        name, arguments = order["instance"], order["arguments"]
+        try:
             if devices is not None and arguments["model_instance_kind"] == "GPU":
                 devices.home = int(arguments["model_instance_device_id"])
             backend.instance_initialize(InstanceSetup(name, arguments, order["outputs"], order["decoupled"]))
             if devices is not None:
                 devices.check_load(name)
+        except BaseException as error:  # a model may raise SystemExit, and the parent must hear of that, too
+            self._control.send("failed", stage="initialize", error=describe(error), log=for_log(error))
+            return False
         self._control.handle("cancel", self._on_cancel)
         self._control.handle("is_ready", self._on_is_ready)
         self._channel.set_health(IDLE)
@@ -124,12 +77,6 @@ class MainLoop:
         handlers = messages.handlers_of_stub(self)
         while not self._stopped:
             messages.deliver(handlers, self._channel.receive())
-
-    def _regions(self) -> MappedRegions:
-        if self._client_regions is None:
-            self._client_regions = MappedRegions(self._boot["regions"])
-            self._control.handle("region_gone", self._on_region_gone)
-        return self._client_regions
 
     def on_stop(self) -> None:
         self._stopped = True
@@ -185,10 +132,6 @@ class MainLoop:
         channel.set_health(IDLE)
 
     # On the control thread
-
-    def _on_region_gone(self, message: Dict[str, Any]) -> None:
-        assert self._client_regions is not None
-        self._client_regions.forget(message["number"])
 
     def _on_cancel(self, message: Dict[str, Any]) -> None:
         number, indices = message["batch"], message["indices"]

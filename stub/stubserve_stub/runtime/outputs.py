@@ -19,7 +19,7 @@ from stubserve_stub.wire.stub_arena import StubArena
 
 if TYPE_CHECKING:
     # These import msgpack, which is missing where only the public module is wanted.
-    from stubserve_stub.runtime.control import Control
+    from stubserve_stub.runtime.control import Line
     from stubserve_stub.runtime.devices import DeviceMemory
     from stubserve_stub.wire.messages import WireResponse, WireTensor
 
@@ -117,7 +117,7 @@ class OutputMemory:
         self._guard = threading.Lock()
         # The parts of split blocks: a shared list with their block and the number of its parts that are left
         self._parts: Dict[int, List[int]] = {}
-        self._control: Optional[Control] = None
+        self._control: Optional[Line] = None
         # Takes back blocks in pools of GPU memory, by their offsets; there are none before it is set
         self.free_on_device: Callable[[int], None] = lambda offset: None
         # Is told of a block (address and size) that a GPU is about to copy to
@@ -126,7 +126,7 @@ class OutputMemory:
         self._asking = threading.Lock()
         self._answers: "queue.SimpleQueue[Dict[str, Any]]" = queue.SimpleQueue()
 
-    def connect(self, control: Control) -> None:
+    def connect(self, control: Line) -> None:
         """Lets the stub ask the server for memory, and the server ask for it, from now on."""
         self._control = control
         control.handle("granted", self._answers.put)

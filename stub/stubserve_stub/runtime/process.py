@@ -28,25 +28,19 @@ import threading
 import traceback
 from typing import Any, NoReturn, Sequence
 
-from stubserve_stub.runtime.channel import Channel
 from stubserve_stub.runtime.control import Control
 from stubserve_stub.runtime.failure import Refusal, describe, for_log
 from stubserve_stub.runtime.host import Host
-from stubserve_stub.runtime.main_loop import MainLoop
+from stubserve_stub.runtime.seats import Seats
 from stubserve_stub.wire import codes
-from stubserve_stub.wire.budget import Grant
-from stubserve_stub.wire.stub_arena import StubArena
 
 # As for the processes of a browser's pages: counts as a third of all memory on top of the memory in use
 _OOM_SCORE = 300
 
 
-def run(arena: int, control: int, *doorbells: int) -> NoReturn:
-    """Runs a stub until the parent says stop. The arguments are inherited descriptors.
-
-    The doorbells are those of requests, of responses, and of answers to the model's own requests.
-    """
-    _prepare((arena, control, *doorbells))
+def run(arena: int, control: int) -> NoReturn:
+    """Runs a stub until the parent says stop. The arguments are inherited descriptors."""
+    _prepare((arena, control))
     line = Control(control)
     boot = line.inbox.get()
     if "regions" in boot:
@@ -59,17 +53,16 @@ def run(arena: int, control: int, *doorbells: int) -> NoReturn:
         wrong = _not_importable(boot["backend"], error)
         line.send("failed", stage="import", error=describe(wrong), log=for_log(wrong))
         _leave()
-    channel = Channel(StubArena(arena, boot["arena"], boot["segment"], Grant()), *doorbells)
-    channel.memory.connect(line)
+    devices = None
     if "devices" in boot:
         from stubserve_stub.runtime.devices import Devices  # not at the top: only servers with GPUs need it
 
         os.set_inheritable(boot["devices"]["line"], False)
-        channel.use_devices(Devices(boot["devices"], line))
-    host = Host(boot["instance"], channel, line, boot["settings"], boot.get("check_outputs", "never"))
+        devices = Devices(boot["devices"], line)
+    host = Host(boot["instance"], line, boot["settings"], boot.get("check_outputs", "never"))
     _connect_breakpoints(host, boot.get("terminal", False))
     try:
-        MainLoop(host, boot, backend).run()
+        Seats(arena, host, line, boot, backend, _break_off, devices).run()
     except BaseException as error:
         _break_off(error)
     _leave()

@@ -57,7 +57,9 @@ class Instance:
         self.stub: Any = stub
         channel: Any = None if stub is None else stub.channel
         self.backend = load(card_of(given.backend).program)()
-        self.backend.initialize(Host("m_0", channel, self.log, settings))  # type: ignore[arg-type]
+        self.host = Host("m_0", self.log, settings)  # type: ignore[arg-type]
+        self.host.channel = channel
+        self.backend.initialize(self.host)
         self.backend.model_initialize(ModelFiles(str(folder / "1"), "", "", []))
         self.completed = given
         if self.backend.completes_config:

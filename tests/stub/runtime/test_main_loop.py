@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -15,13 +16,16 @@ from stubserve_stub.runtime.batch import Batch
 from stubserve_stub.runtime.channel import EXECUTING, FINALIZING, IDLE
 from stubserve_stub.runtime.failure import Refusal
 from stubserve_stub.runtime.host import Host
-from stubserve_stub.runtime.main_loop import MainLoop
+from stubserve_stub.runtime.seats import Seats
 from stubserve_stub.wire import messages
 from stubserve_stub.wire.arena import ArenaFull
 from stubserve_stub.wire.places import InArena, Lent
 
 BOOT = {"threads": 0, "version_dir": "/m/1", "model_file": "/m/1/model.py", "module": "1.model", "paths": ["/m/1"]}
-INITIALIZE = {"kind": "initialize", "instance": "m_0", "arguments": {"a": "b"}, "outputs": ["OUT"], "decoupled": False}
+INITIALIZE = {
+    "kind": "initialize", "number": 1, "segment": 1, "descriptors": [], "instance": "m_0", "arguments": {"a": "b"},
+    "outputs": ["OUT"], "decoupled": False,
+}  # fmt: skip
 COMPLETE = {"kind": "complete", "model": "m", "config": "{}"}
 LOADED = ["initialize", "model_initialize", "instance_initialize"]
 FINALIZED = "instance_finalize"
@@ -36,12 +40,16 @@ class Line:
             self.inbox.put(order)
         self.handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
         self.said: list[dict[str, Any]] = []
+        self.forgotten: list[int] = []
         self.news = threading.Condition()
 
-    def handle(self, kind: str, handler: Callable[[dict[str, Any]], None]) -> None:
+    def handle(self, kind: str, handler: Callable[[dict[str, Any]], None], seat: int | None = None) -> None:
         self.handlers[kind] = handler
 
-    def send(self, kind: str, **fields: Any) -> None:
+    def forget(self, seat: int) -> None:
+        self.forgotten.append(seat)
+
+    def send(self, kind: str, seat: int | None = None, **fields: Any) -> None:
         with self.news:
             self.said.append({"kind": kind, **fields})
             self.news.notify_all()
@@ -62,6 +70,10 @@ class Channel:
         self.room = 10_000
         self.is_sending = False
         self.devices = None
+        self.is_left = False
+
+    def leave(self, refuse: Any) -> None:
+        self.is_left = True
 
     @property
     @contextlib.contextmanager
@@ -116,6 +128,10 @@ class Steps(Backend):
         self._note("complete_config", (model, config_json))
         return "{completed}"
 
+    def for_instance(self, host: Host) -> Steps:
+        self.host = host
+        return self
+
     def instance_initialize(self, instance: InstanceSetup) -> None:
         self._note("instance_initialize", instance)
 
@@ -138,8 +154,17 @@ def answer(batch: Batch) -> Any:
     return [(None, [("OUT", 2, [1], b"\1")], None)]
 
 
+class Process(Seats):
+    """The seats of a stub, with rings that are not there."""
+
+    channels: Any
+
+    def _channel(self, order: dict[str, Any], line: Any) -> Any:
+        return self.channels
+
+
 class Stub:
-    """A main loop with everything around it."""
+    """The only seat of a stub with everything around it."""
 
     def __init__(
         self,
@@ -151,12 +176,17 @@ class Stub:
         self.line = Line(orders)
         self.channel = Channel(batches)
         self.backend = Steps(raising or {}, executing)
-        self.host = Host("m", self.channel, self.line)  # type: ignore[arg-type]
-        self.main_loop = MainLoop(self.host, BOOT, self.backend)
+        line: Any = self.line
+        self.seats = Process(-1, Host("m", line), line, BOOT, self.backend, raised)
+        self.seats.channels = self.channel
 
     def run(self) -> Stub:
-        self.main_loop.run()
+        self.seats.run()
         return self
+
+
+def raised(error: BaseException) -> Any:
+    raise error
 
 
 def test_the_functions_of_a_backend() -> None:
@@ -164,7 +194,9 @@ def test_the_functions_of_a_backend() -> None:
     assert stub.backend.called == [*LOADED, "execute 1", "execute 2", FINALIZED]
     assert stub.backend.given["model_initialize"] == ("/m/1", "/m/1/model.py", "1.model", ["/m/1"])
     assert stub.backend.given["instance_initialize"] == ("m_0", {"a": "b"}, ["OUT"], False)
-    imported, ready = stub.line.said
+    loading, imported, ready, left = stub.line.said
+    assert (loading, left, stub.line.forgotten) == ({"kind": "loading"}, {"kind": "left"}, [1])
+    assert stub.channel.is_left
     assert (imported["kind"], imported["completes_config"], imported["methods"]) == ("imported", False, ["execute"])
     assert ready == {"kind": "ready", "checks_readiness": False, "streams": 0}
     assert stub.channel.freed == [100, 200]
@@ -180,7 +212,7 @@ def test_a_process_that_completes_a_configuration_only() -> None:
     stub = Stub([COMPLETE, INITIALIZE]).run()
     assert stub.backend.called == ["initialize", "model_initialize", "complete_config"]
     assert stub.backend.given["complete_config"] == ("m", "{}")
-    assert stub.line.said[1:] == [{"kind": "completed", "config": "{completed}"}]
+    assert stub.line.said[2:] == [{"kind": "completed", "config": "{completed}"}]
 
 
 @pytest.mark.parametrize(
@@ -205,8 +237,9 @@ def test_a_function_that_fails_ends_the_load(function: str, stage: str, error: B
     orders = [COMPLETE] if function == "complete_config" else [INITIALIZE]
     stub = Stub(orders, batches=[1], raising={function: error}).run()
     assert stub.backend.called[-1] == function
-    last = stub.line.said[-1]
-    assert (last["kind"], last["stage"]) == ("failed", stage)
+    (last,) = stub.line.of("failed")
+    assert last["stage"] == stage
+    assert stub.line.of("left") == ([{"kind": "left"}] if stage == "initialize" else [])
     assert last["error"].startswith(text)
     assert stub.channel.sent == []
 
@@ -226,13 +259,17 @@ def test_a_batch_that_fails_is_answered_with_that(error: BaseException) -> None:
     assert ("raise self._raising[name]" in line["message"]) is not isinstance(error, Refusal)
 
 
-def test_in_a_process_that_the_model_has_forked_it_speaks_to_nobody() -> None:
-    stub = Stub(batches=[1], raising={"execute 1": ValueError("in the child")})
-    stub.main_loop._process += 1
+def test_in_a_process_that_the_model_has_forked_it_speaks_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def executing(batch: Batch) -> Any:
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        raise ValueError("in the child")
+
+    stub = Stub(batches=[1], executing=executing)
     with pytest.raises(ValueError, match="in the child"):
         stub.run()
     assert stub.channel.sent == []
     assert stub.line.of("log") == []
+    assert stub.line.of("left") == []
     assert stub.backend.called == [*LOADED, "execute 1"]
 
 
@@ -263,7 +300,7 @@ def test_cancelled_before_while_and_after() -> None:
     stub.run()
     assert [result[6] for result in stub.channel.sent] == [None] * 4
     assert seen == [(1, ()), (1, (3, 4)), (2, (0, 5)), (2, (0, 5)), (3, (1,)), (4, ())]
-    assert stub.main_loop._cancelled == {}
+    assert stub.line.handlers["cancel"].__self__._cancelled == {}  # type: ignore[attr-defined]
     # The backend hears of each, whenever it comes.
     assert stub.backend.called.count("cancel") == 6
     assert stub.backend.given["cancel"] == (1, [6])

@@ -1,4 +1,4 @@
-"""The backend's functions. An instance has one session, which completes the configuration and then serves.
+"""The backend's functions. A stub has one session, which completes the configuration and then serves its instances.
 
 Upstream completes a configuration with a session that it throws away. Here the same stub goes on to serve with the same
 session, because making a session is the slow part of a load. Nothing of it depends on what was completed.
@@ -31,8 +31,8 @@ class OnnxRuntimeBackend(NativeBackend):
     def model_initialize(self, model: ModelFiles) -> None:
         self._onnxruntime = import_package("onnxruntime", "onnxruntime")
         self._version_dir = model.version_dir
-        # The session that completed the configuration, with what it was made from
-        self._opened: Optional[Tuple[str, OnnxOptions, Any, Contract]] = None
+        # For all instances: at most one session, with what it was made from
+        self._opened: List[Tuple[str, OnnxOptions, Any, Contract]] = []
 
     def complete_config(self, model: str, config_json: str) -> str:
         config: Dict[str, Any] = json.loads(config_json)
@@ -52,7 +52,6 @@ class OnnxRuntimeBackend(NativeBackend):
         on_gpu = instance.arguments["model_instance_kind"] == "GPU"
         device = int(instance.arguments["model_instance_device_id"]) if on_gpu else None
         session, contract, options = self._open(config, device)
-        self._opened = None
         validate(config, contract)
         for remark in options.remarks:
             self._log(codes.LOG_WARNING, f"model '{config['name']}': {remark}")
@@ -86,14 +85,15 @@ class OnnxRuntimeBackend(NativeBackend):
         """
         path = find_file(self._version_dir, config.get("default_model_filename", ""))
         options = options_of(config, self.host.settings, self._onnxruntime.get_available_providers(), device)
-        if self._opened is None or self._opened[:2] != (path, options):
+        if [one[:2] for one in self._opened] != [(path, options)]:
+            self._opened.clear()
             session = open_session(self._onnxruntime, path, self.host.instance, options)
             try:
                 contract = contract_of(session)
             except Refusal as refusal:
                 raise Refusal(f"unable to load '{path}': {refusal}") from None
-            self._opened = (path, options, session, contract)
-        _, _, session, contract = self._opened
+            self._opened.append((path, options, session, contract))
+        _, _, session, contract = self._opened[0]
         return session, contract, options
 
     def _log(self, level: int, text: str) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from stubserve_stub.backends.card import ON_GPUS_IF_ASKED, Card, ModelFile, Parameter
+from stubserve_stub.backends.card import ON_GPUS_IF_ASKED, TOGETHER, Card, ModelFile, Parameter
 
 CARDS = (
     Card(
@@ -11,6 +11,7 @@ CARDS = (
         # The package for CPUs is common.
         devices=ON_GPUS_IF_ASKED,
         instances_on_cpu=2,
+        shares=TOGETHER,
         gathers=True,
         optimizations=("graph", "execution_accelerators"),
         takes_operations=True,
@@ -65,7 +66,7 @@ CARDS = (
             Parameter(
                 "share_session_between_instances",
                 "0 or 1",
-                "No effect: each instance is a process with a session of its own.",
+                "No effect: the instances of a group on CPUs share a session anyway (INSTANCES_PER_STUB).",
             ),
             Parameter(
                 "cudnn_conv_algo_search",

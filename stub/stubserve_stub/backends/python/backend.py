@@ -42,6 +42,8 @@ class PythonBackend(Backend):
     _model: Model
     _senders: Senders
     _instance: InstanceSetup
+    # The batch that runs, for cancellation, which arrives on the control thread
+    _current: Optional[ModelBatch] = None
     # None once no answer needs to be compared with the configuration
     _check: Optional[OutputCheck] = None
     # None without implicit state
@@ -52,8 +54,6 @@ class PythonBackend(Backend):
     def initialize(self, host: Host) -> None:
         super().initialize(host)
         self._process = os.getpid()
-        # The batch that runs, for cancellation, which arrives on the control thread
-        self._current: Optional[ModelBatch] = None
 
     def model_initialize(self, model: ModelFiles) -> None:
         utils.set_model_dir(model.version_dir)
@@ -67,6 +67,8 @@ class PythonBackend(Backend):
     def instance_initialize(self, instance: InstanceSetup) -> None:
         host = self.host
         self._instance = instance
+        self._thread = threading.get_ident()
+        self._model = self._model_of_instance()
         self._senders = Senders(host.channel, instance.decoupled)
         logger.connect(self._log, host.channel.log_levels)
         queries = server_queries.ServerQueries(instance.name, host.control.send)
@@ -89,10 +91,13 @@ class PythonBackend(Backend):
         bls.connect(Calls(host.channel, bls.received))
         Forks(instance.name, host.channel).connect()
 
+    def _model_of_instance(self) -> Model:
+        return self._model.another()
+
     def _log(self, level: int, file: str, line: int, text: str) -> None:
         """Logs a line of the model, with the id of the request where `execute` logs it for a single request."""
         batch = self._current
-        executes = batch is not None and threading.current_thread() is threading.main_thread()
+        executes = batch is not None and threading.get_ident() == self._thread
         requests = batch.requests if executes and batch is not None else ()
         self.host.log(level, file, line, text, requests[0].request_id() if len(requests) == 1 else "")
 

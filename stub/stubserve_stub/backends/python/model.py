@@ -100,6 +100,10 @@ class Model:
         self.execute: Callable[[List[Any]], Any] = self._cannot_execute
         self._loop = EventLoopThread()
 
+    def another(self) -> Model:
+        """One with the same class, for an instance."""
+        return Model(self._class, self._path)
+
     @property
     def methods(self) -> List[str]:
         return [name for name in _CONTRACT if hasattr(self._class, name)]

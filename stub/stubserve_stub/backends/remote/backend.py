@@ -24,7 +24,7 @@ from urllib.parse import quote
 from stubserve_stub.api.requests import InferenceRequest
 from stubserve_stub.api.responses import InferenceResponse
 from stubserve_stub.api.sender import InferenceResponseSender
-from stubserve_stub.backends.base import InstanceSetup, ModelFiles
+from stubserve_stub.backends.base import InstanceSetup
 from stubserve_stub.backends.loading import Parameters
 from stubserve_stub.backends.python.model import Model
 from stubserve_stub.backends.python.streaming import Answers, StreamingBackend, StreamingModel
@@ -260,9 +260,8 @@ class _RemoteModel(StreamingModel):
 class RemoteBackend(StreamingBackend):
     completes_config = True
 
-    def model_initialize(self, model: ModelFiles) -> None:
-        super().model_initialize(model)
-        self._model = Model(functools.partial(_RemoteModel, self.host.channel), __file__)
+    def _model_of_instance(self) -> Model:
+        return Model(functools.partial(_RemoteModel, self.host.channel), __file__)
 
     def complete_config(self, model: str, config_json: str) -> str:
         config: Dict[str, Any] = json.loads(config_json)

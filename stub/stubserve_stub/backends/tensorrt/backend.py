@@ -7,7 +7,7 @@ driver.
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from stubserve_stub.backends.base import InstanceSetup, ModelFiles
 from stubserve_stub.backends.contract import complete, needs_completion, validate
@@ -39,8 +39,8 @@ class TensorRtBackend(NativeBackend):
     def model_initialize(self, model: ModelFiles) -> None:
         self._version_dir = model.version_dir
         self._tensorrt: Any = None
-        # The plan that completed the configuration, and the GPU and file that it is for
-        self._opened: Optional[Tuple[Any, Plan]] = None
+        # For all instances: at most one plan, and the GPU and file that it is for
+        self._opened: List[Tuple[Any, Plan]] = []
 
     def complete_config(self, model: str, config_json: str) -> str:
         config: Dict[str, Any] = json.loads(config_json)
@@ -65,7 +65,6 @@ class TensorRtBackend(NativeBackend):
         assert devices is not None, "the server has given the instance a GPU"
         group = _group_of(config, instance.name)
         plan = self._open(config, group, number, instance.name)
-        self._opened = None
         profiles = used_profiles(plan, group.get("profile", ()), instance.name)
         contract = with_batch_of(plan, profiles)
         check_batch(config, contract)
@@ -104,13 +103,14 @@ class TensorRtBackend(NativeBackend):
         cores = [one.get("device_id", 0) for one in group.get("secondary_devices", ()) if one["kind"] == "KIND_NVDLA"]
         core = int(cores[0]) if cores else None
         key = (path, number, core)
-        if self._opened is None or self._opened[0] != key:
+        if [one[0] for one in self._opened] != [key]:
+            self._opened.clear()
             plugins = [one for one in self.host.settings.get("plugins", "").split(";") if one]
             trusted = Parameters("tensorrt", config, self.host.settings).setting_is_on("version-compatible")
             with gpus.gpu(number).device.current():
                 plan = open_plan(self._tensorrt, self._tensorrt_log, path, instance, plugins, core, trusted)
-            self._opened = (key, plan)
-        return self._opened[1]
+            self._opened.append((key, plan))
+        return self._opened[0][1]
 
     def _log(self, level: int, text: str) -> None:
         self.host.log(level, "tensorrt.py", 0, text)

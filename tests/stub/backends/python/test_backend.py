@@ -37,7 +37,9 @@ def python_backend(stub: StubMemory, execute: Callable[[list[Any]], Any], decoup
 
     TritonPythonModel.execute = lambda _, requests: execute(requests)  # type: ignore[attr-defined]
     backend = PythonBackend()
-    backend.initialize(Host("m_0", stub.channel, None))  # type: ignore[arg-type]
+    host = Host("m_0", None)  # type: ignore[arg-type]
+    host.channel = stub.channel
+    backend.initialize(host)
     backend._instance = InstanceSetup("m_0", {}, ["OUT"], decoupled)
     backend._senders = Senders(stub.channel, decoupled)
     backend._model = Model(TritonPythonModel, "model.py")
