@@ -734,6 +734,7 @@ SAID = {"Optimized execution": True, "Cache Cleaning": False, "Inference Mode": 
         ("INFERENCE_MODE", "false", {"Inference Mode": False}),
         ("DISABLE_CUDNN", "true", {"cuDNN": False}),
         ("ENABLE_WEIGHT_SHARING", "false", {"Weight sharing": False}),
+        ("ENABLE_WEIGHT_SHARING", "true", {"Weight sharing": True}),
     ],
 )
 def test_the_log_says_which_switches_are_on(tmp_path: Path, name: str, value: str, changed: dict[str, bool]) -> None:
@@ -765,7 +766,6 @@ def test_the_log_says_how_many_threads_were_chosen(stub: StubMemory, tmp_path: P
         ("DISABLE_CUDNN", "it is for GPUs"),
         ("ENABLE_CACHE_CLEANING", "it is for GPUs"),
         ("ENABLE_NVFUSER", "torch has no nvFuser any more"),
-        ("ENABLE_WEIGHT_SHARING", "each instance is a process with weights of its own"),
     ],
 )
 def test_switches_without_effect_are_named(tmp_path: Path, name: str, why: str) -> None:

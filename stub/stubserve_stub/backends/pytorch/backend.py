@@ -25,6 +25,8 @@ class PyTorchBackend(NativeBackend):
     def model_initialize(self, model: ModelFiles) -> None:
         self._torch = import_package("torch", "pytorch")
         self._version_dir = model.version_dir
+        # For all instances: the program that they share, by where it runs
+        self._shared: Dict[Optional[str], TorchProgram] = {}
 
     def instance_initialize(self, instance: InstanceSetup) -> None:
         super().instance_initialize(instance)
@@ -35,7 +37,11 @@ class PyTorchBackend(NativeBackend):
         tensors = Tensors(self._torch)
         remarks = [*options.remarks, *switch(self._torch, options)]
         path = torch_file.find(self._version_dir, config)
-        program = self._load(path, device, gpu, options, tensors)
+        program = self._shared.get(device)
+        if program is None:
+            program = self._load(path, device, gpu, options, tensors)
+        if options.shares_weights:
+            self._shared[device] = program
         naming = resolve(config, program, tensors)
         for remark in (*remarks, *naming.remarks):
             self._log(remark)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from stubserve_stub.backends.card import FILE, ON_GPUS_IF_ASKED, Card, ModelFile, Parameter
+from stubserve_stub.backends.card import FILE, IF_ASKED, ON_GPUS_IF_ASKED, Card, ModelFile, Parameter
 
 CARDS = (
     Card(
@@ -15,6 +15,8 @@ CARDS = (
         has_python_runtime=True,
         # The package for CPUs is common.
         devices=ON_GPUS_IF_ASKED,
+        shares=IF_ASKED,
+        shares_with="ENABLE_WEIGHT_SHARING",
         gathers=True,
         reads_on_gpus=True,
         package="torch",
@@ -60,7 +62,7 @@ CARDS = (
             Parameter(
                 "ENABLE_WEIGHT_SHARING",
                 "true or false",
-                "No effect: each instance is a process with weights of its own.",
+                "Whether the instances of a group on CPUs share a stub and its weights (false).",
             ),
             Parameter("MODEL_INIT_LIBRARY", "text", "Refused: it has a compiled library."),
         ),

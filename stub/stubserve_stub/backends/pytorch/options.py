@@ -15,12 +15,11 @@ from stubserve_stub.runtime.failure import Refusal
 _COMPILE = "TORCH_COMPILE_OPTIONAL_PARAMETERS"
 _INIT_LIBRARY = "MODEL_INIT_LIBRARY"
 _DISABLE_CUDNN, _CLEAN_CACHE = "DISABLE_CUDNN", "ENABLE_CACHE_CLEANING"
-_FOR_GPUS = (_DISABLE_CUDNN, _CLEAN_CACHE)
-# Switches without effect here, and why
-_IDLE = {
-    "ENABLE_NVFUSER": "torch has no nvFuser any more",
-    "ENABLE_WEIGHT_SHARING": "each instance is a process with weights of its own",
-}
+_SHARE = "ENABLE_WEIGHT_SHARING"
+_NO_FUSER = {"ENABLE_NVFUSER": "torch has no nvFuser any more"}
+# Switches without effect, and why
+_IDLE_ON_CPU = {**dict.fromkeys((_DISABLE_CUDNN, _CLEAN_CACHE), "it is for GPUs"), **_NO_FUSER}
+_IDLE_ON_GPU = {**_NO_FUSER, _SHARE: "each instance on a GPU is a process with weights of its own"}
 # Upstream's log of each switch: its parameter, its name in the log, and its default; None if a default is not logged
 _SAID = (
     ("DISABLE_OPTIMIZED_EXECUTION", "Optimized execution", True),
@@ -50,6 +49,7 @@ class TorchOptions(NamedTuple):
     inter_op_threads: int
     cudnn: bool
     cleans_cache: bool
+    shares_weights: bool
     compile: Optional[Dict[str, Any]]
     remarks: Tuple[str, ...]
     chosen: Tuple[str, ...]
@@ -63,7 +63,7 @@ def options_of(config: Mapping[str, Any], on_gpu: bool = False) -> TorchOptions:
     reader = Parameters("pytorch", config, {})
     if reader.text(_INIT_LIBRARY):
         raise Refusal(f"{reader.called(_INIT_LIBRARY)} has a compiled library, which stubserve does not load")
-    idle = _IDLE if on_gpu else {**dict.fromkeys(_FOR_GPUS, "it is for GPUs"), **_IDLE}
+    idle = _IDLE_ON_GPU if on_gpu else _IDLE_ON_CPU
     remarks = [f"parameter '{name}' has no effect: {why}" for name, why in idle.items() if reader.boolean(name)]
     options = TorchOptions(
         reader.boolean("INFERENCE_MODE") is not False,
@@ -75,6 +75,7 @@ def options_of(config: Mapping[str, Any], on_gpu: bool = False) -> TorchOptions:
         reader.integer("INTER_OP_THREAD_COUNT") or reader.integer("NUM_INTEROP_THREADS"),
         not (on_gpu and reader.boolean(_DISABLE_CUDNN)),
         on_gpu and bool(reader.boolean(_CLEAN_CACHE)),
+        not on_gpu and bool(reader.boolean(_SHARE)),
         _compile_arguments(reader),
         (),
         tuple(f"{line} for model instance '{config.get('name', '')}'" for line in _chosen(reader)),
