@@ -55,6 +55,9 @@ class FakeStub:
         assert self._launcher.completed is not None
         return json.dumps({**json.loads(config), **self._launcher.completed})
 
+    def stop_soon(self) -> None:
+        self.death = "stopped"
+
     async def kill(self) -> None:
         self.death = "killed"
 

@@ -339,3 +339,25 @@ class TestOnnx:
             assert re.search(
                 "sequence 77 of model 'm' has ended because its instance 'm_0_[012]' is gone", answer.error
             )
+
+
+def test_torch_shares_weights_where_that_is_asked_for(repository: Path) -> None:
+    torch = pytest.importorskip("torch")
+    sharing = parameter("ENABLE_WEIGHT_SHARING", "true")
+    for name, more in {"shared": sharing, "apart": "", "threads": parameter("INSTANCES_PER_STUB", "all")}.items():
+        folder = repository / name / "1"
+        folder.mkdir(parents=True)
+        linear = torch.nn.Linear(4, 4, bias=False)
+        torch.nn.init.eye_(linear.weight)
+        torch.jit.script(linear).save(str(folder / "model.pt"))
+        (folder.parent / "config.pbtxt").write_text(
+            f'backend: "pytorch" {IO} {more} instance_group {{ count: 3 kind: KIND_CPU }}'
+        )
+    with Serving(repository) as server:
+        server.wait_until_ready()
+        found = {name: len(set(stubs_of(server, name))) for name in ("shared", "apart", "threads")}
+        assert found == {"shared": 1, "apart": 3, "threads": 1}
+        for name in found:
+            with Load(server, name, 6, lambda number, name=name: server.infer_array(name, X + number)) as load:
+                load.succeed(30)
+            assert load.bad == []

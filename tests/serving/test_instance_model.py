@@ -137,6 +137,40 @@ def test_a_death_fails_what_the_stub_had_and_no_more() -> None:
     run(scenario)
 
 
+def test_instances_that_share_a_stub_die_as_one_and_come_back_as_one() -> None:
+    """No work goes from one dead instance to another, and there is one pause, and one start."""
+
+    async def scenario() -> None:
+        served = Served(restart_wait_s=PATIENCE_S)
+        instances = await served.start("m_0", "m_1", "m_2", share=True)
+        keeper = instances[0].keeper
+        keeper.policy.limit = 1
+        served.launched.clear()
+        for id in "abcde":
+            served.submit(id)
+        await turn()
+        died = dict(served.stubs)
+        given = {name: stub.batches for name, stub in died.items()}
+        died["m_1"].die()
+        await turn()
+        assert [one.state for one in instances] == [InstanceState.RESTARTING] * 3
+        for name, batches in given.items():
+            error = served.reader.error(batches[0][0])
+            assert f"'{name}' is not healthy: killed by the test" in error.message
+        assert len(served.reader.got) == 3
+        await asyncio.wait_for(served.launched.wait(), PATIENCE_S)
+        await turn()
+        assert [one.state for one in instances] == [InstanceState.READY] * 3
+        assert keeper.restarts == keeper.policy.restarts == 1
+        for name, stub in served.stubs.items():
+            assert stub is not died[name]
+            if stub.batches:
+                stub.finish()
+        assert sorted(served.reader.ids[3:]) == ["d", "e"]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_work_that_the_stub_had_not_begun_waits_for_the_next(restarts: int) -> None:
     async def scenario() -> None:

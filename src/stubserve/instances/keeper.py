@@ -202,8 +202,7 @@ class Keeper:
             seat.on_death = None
             seat.work.owner, seat.work.instance = self._owner.reports, instance
             if instance.state in ENDING[:2]:  # meanwhile
-                seat.stopping = True
-                seat.work.stop()
+                seat.stop_soon()
             else:
                 instance.state = InstanceState.READY
         for instance in instances:

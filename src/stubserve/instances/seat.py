@@ -7,6 +7,7 @@ arena. This module joins them, initializes the model, answers its queries, and k
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,11 @@ class Seat:
             outputs=outputs,
             decoupled=decoupled,
         )
-        answer = await self._stages.wait("ready", "in initialize")
+        try:
+            answer = await self._stages.wait("ready", "in initialize")
+        except BaseException:
+            self.stop_soon()
+            raise
         self.is_initialized = True
         self.checks_readiness = answer["checks_readiness"]
         self.work.streams = answer["streams"]
@@ -116,16 +121,22 @@ class Seat:
         """
         if self.death is not None:
             return True
-        self.stopping = True
         try:
-            self.work.stop()
+            self.stop_soon()
             await asyncio.wait_for(self._gone.wait(), timeout_s)
-        except (ServeError, asyncio.TimeoutError):
+        except asyncio.TimeoutError:
             if all(seat.stopping for seat in self.stub.seats.values()):
                 self.line.condemn(f"it had not stopped {timeout_s:g} s after it was told to")
                 await self._gone.wait()
             return False
         return True
+
+    def stop_soon(self) -> None:
+        """As `stop`, but does not wait for the end."""
+        if self.death is None:
+            self.stopping = True
+            with contextlib.suppress(ServeError):  # the stub is condemned then
+                self.work.stop()
 
     # Messages on the control socket
 
