@@ -62,6 +62,10 @@ def test_build_check_and_serve(installer: str, repository: Path, tmp_path: Path)
     done = stubserve("env", "check", folder)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ModuleNotFoundError: No module named 'greeting'")
+    assert f'  File "{folder}/1/model.py", line 2, in <module>\n    import greeting\n' in done.stderr
+    assert f"This model's Python is {sys.executable}, which has no module 'greeting'." in done.stderr
+    assert "`stubserve env build`" in done.stderr
+    assert "_bootstrap" not in done.stderr
     (folder / "requirements.txt").write_text(f"{write_wheel(tmp_path)}\n")
     words = ["--installer=pip"] if installer == "pip" else []
     # uv is the default, and found beside the interpreter too.
@@ -140,6 +144,20 @@ def test_a_configuration_that_is_no_utf8(repository: Path) -> None:
         1,
         f"error: {folder / 'config.pbtxt'} cannot be changed: no UTF-8 at byte 4\n",
     )
+
+
+def test_an_error_in_a_model_shows_its_line(repository: Path) -> None:
+    folder = write_model(repository, "m", "import json\nWEIGHTS = json.loads('[')\n")
+    done = stubserve("env", "check", folder)
+    assert done.returncode == 1
+    first, *lines = done.stderr.splitlines()
+    assert first.startswith("error: JSONDecodeError: Expecting value")
+    assert lines[1:3] == [f'  File "{folder}/1/model.py", line 2, in <module>', "    WEIGHTS = json.loads('[')"]
+    assert "_bootstrap" not in done.stderr
+    (folder / "1" / "model.py").write_text("import no_such_package\n")
+    done = stubserve("env", "check", folder)
+    assert f"This model's Python is {sys.executable}, which has no module 'no_such_package'." in done.stderr
+    assert "`stubserve env build`" in done.stderr
 
 
 def test_a_model_without_execute(repository: Path) -> None:

@@ -61,7 +61,8 @@ TRAINING = """
     model.fit(table.astype({town: "category"}), [one == "yes" for one in said]).save_model(f"{folder}/towns.json")
     softmax = {"objective": "multi:softprob", "num_class": 3}
     xgboost.train(softmax, xgboost.DMatrix(X.to_numpy(), y), 3).save_model(f"{folder}/boosted.ubj")
-    data = lightgbm.Dataset(table[["age", town]].astype({town: "category"}), table["size"])
+    homes = table[["age", town]].rename(columns={town: "home town"}).astype({"home town": "category"})
+    data = lightgbm.Dataset(homes, table["size"])
     lightgbm.train({"verbose": -1, "min_data_in_leaf": 1}, data, 3).save_model(f"{folder}/light.txt")
 """
 # Model -> a row, None for the client's own, and a part of the answer
@@ -130,9 +131,8 @@ def test_trained_models_are_served_asked_and_tested(tmp_path: Path, capsys: pyte
             ("towns", "Found a category not in the"),
         ):
             row = {"age": 1.0, 'home \\ "town"': "Nowhere", "size": 1.0, **({"note": "day"} if name == "mixed" else {})}
-            datatypes = {float: "FP64", str: "BYTES"}
             inputs = [
-                {"name": key, "shape": [1, 1], "datatype": datatypes[type(value)], "data": [value]}
+                {"name": key, "shape": [1, 1], "datatype": "FP64" if value == 1.0 else "BYTES", "data": [value]}
                 for key, value in row.items()
             ]
             answer = server.request("POST", f"/v2/models/{name}/infer", json.dumps({"inputs": inputs}).encode())

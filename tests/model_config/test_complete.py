@@ -121,6 +121,27 @@ def test_no_backend(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ((), "in 1/, which is empty."),
+        (("notes",), "in 1/, only notes."),
+        (("net.onnx",), "in 1/, only net.onnx. Rename net.onnx to model.onnx, or name it in config.pbtxt"),
+        (("a.pkl", "z"), "in 1/, only a.pkl, z. `stubserve init NAME --from 1/a.pkl` writes a folder for a model of this"),
+    ],
+)
+def test_the_log_says_what_is_missing(files: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    for file in files:
+        (tmp_path / "1" / file).touch()
+    with pytest.raises(ServeError) as caught:
+        normalise(ModelConfig(), "foo", tmp_path)
+    # Clients get upstream's text.
+    assert caught.value.message.endswith("of the form 'model.<backend_name>'.")
+    there_is_no = " There is no model.py, model.plan, model.onnx, model.pt, model.pt2 or model.gguf "
+    assert caught.value.log_message.startswith(f"{caught.value.message}{there_is_no}{told}")
+
+
 def test_unreadable_folder_is_named() -> None:
     with pytest.raises(ServeError) as caught:
         normalise(ModelConfig(), "foo", FAR_AWAY)

@@ -70,7 +70,7 @@ def said(browser: Browser) -> list[list[str]]:
     """The bubbles of the page: class and text of each."""
     browser.until("document.body.dataset.answered")
     shown: list[list[str]] = browser.run(
-        "[...document.querySelectorAll('#said > p')].map(p => [p.className, p.textContent])"
+        "[...document.querySelectorAll('#said > *')].map(p => [p.className, p.textContent])"
     )
     return shown
 
@@ -95,6 +95,31 @@ def test_a_chat_goes_on(browser: Browser) -> None:
     browser.run("at('system').value = 'be brief'")
     send(browser, "joined", "hi")
     assert said(browser) == [["user", "hi"], ["assistant", "system: be brief user: hi assistant:"]]
+
+
+MARKDOWN = """# Title
+
+It is **bold**, `x < 1` and [a link](https://example.org) <b>not this</b>, [nor this](javascript:alert(1))
+
+- one
+- two
+
+```python
+print("<i>")
+```
+![a picture](https://example.org/track.png)"""
+
+
+def test_markdown_is_shown_and_html_is_not(browser: Browser) -> None:
+    send(browser, "joined", MARKDOWN)
+    assert said(browser)[-1][0] == "assistant"
+    names = "[...document.querySelectorAll('#said > .assistant:last-child *')].map(one => one.localName)"
+    found = browser.run(names)
+    assert {"strong", "code", "a", "ul", "li", "pre"} <= set(found)
+    assert not {"b", "i", "img", "script"} & set(found)
+    links = browser.run("[...document.querySelectorAll('#said a')].map(one => one.href)")
+    assert links == ["https://example.org/", "https://example.org/track.png"]
+    browser.run("at('anew').click()")
 
 
 def test_an_answer_that_is_stopped_ends_the_models_work(browser: Browser, server: Serving) -> None:

@@ -456,6 +456,10 @@ def test_the_routes_are_off_by_default(tmp_path: Path) -> None:
         assert "--try-page" in server.get("/chat").error
         assert "--try-page" in server.get("/try").error
         assert server.get("/v3/models").error == "Not Found"
+        # A base URL without its end
+        asked = server.request("POST", "/chat/completions", b"{}")
+        assert asked.status == 404
+        assert asked.error.startswith("Not Found: did you mean /v1/chat/completions? The base URL of a client")
 
 
 # Clients that read slowly, clients that go, stubs that die, rights

@@ -102,7 +102,8 @@ def _check(model: Path, backend_directory: Path, cache: Path | None) -> int:
     try:
         finding = asyncio.run(inspect(model.resolve(), backend_directory, cache))
     except ServeError as error:
-        return _fail(str(error))
+        # As the log of a load has it, with the model's line
+        return _fail(error.log_message)
     if sys.stdout.isatty():
         table = Table(show_header=False, box=None)
         for name, value in finding.rows.items():

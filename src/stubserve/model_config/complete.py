@@ -14,13 +14,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stubserve_stub.backends.card import EITHER, FOLDER, ON_CPUS, ON_GPUS_IF_ASKED, Card, ModelFile
-from stubserve_stub.backends.cards import all_cards, card_of
+from stubserve_stub.backends.cards import all_cards, card_of, model_files
 
-from stubserve.errors import internal, invalid
+from stubserve.errors import Code, ServeError, internal, invalid
 from stubserve.gpus import NO_GPUS, Gpus
 from stubserve.model_config.proto import ENSEMBLE_PLATFORM, ModelConfig, model_config_pb2
 
 _IDLE_MICROSECONDS = 1_000_000
+
+# How many files of a folder an error names
+_MOST_NAMED = 5
+# Endings of files for which `stubserve init --from` writes a model.py
+_FOR_INIT = (".pkl", ".pickle", ".joblib", ".ubj", ".json")
 
 _GROUP = model_config_pb2.ModelInstanceGroup
 
@@ -56,7 +61,12 @@ def normalise(
     completed = copy_of(config)
     if not completed.name:
         completed.name = model_name
-    _fill_backend(completed, model_name, functools.cache(lambda: _entries_of(model_dir)))
+    try:
+        _fill_backend(completed, model_name, functools.cache(lambda: _entries_of(model_dir)))
+    except ServeError as error:
+        if error.code is Code.INVALID_ARG:
+            error.log_message += _what_is_missing(model_dir)
+        raise
     _fill_defaults(completed)
     usable = usable_gpus(completed.backend, gpus)
     if gpu_to_cpu:
@@ -173,21 +183,45 @@ _KIND_NAME: dict[int, Literal["CPU", "GPU", "MODEL"]] = {
 _Entries = Callable[[], dict[str, bool]]
 
 
-def _entries_of(folder: Path) -> dict[str, bool]:
-    """The entries of a model's first version folder.
+def _first_version(folder: Path) -> str:
+    """The name of a model's first version folder; empty if there is none.
 
     First means lexicographic, as upstream. But upstream takes the first folder of any name (`.ipynb_checkpoints` sorts
     before `1` and hides the model). Here folders with a number go first and hidden ones never count.
     """
+    names = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir()]
+    return min(names, key=lambda name: (not (name.isascii() and name.isdigit()), name), default="")
+
+
+def _entries_of(folder: Path) -> dict[str, bool]:
+    """The entries of a model's first version folder."""
     try:
-        names = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir()]
-        versions = sorted(names, key=lambda name: (not (name.isascii() and name.isdigit()), name))
-        if not versions:
+        version = _first_version(folder)
+        if not version:
             return {}
-        folder = folder / versions[0]
+        folder = folder / version
         return {entry.name: entry.is_dir() for entry in folder.iterdir()}
     except OSError as error:
         raise internal(f"failed to open directory {folder}: {error.strerror}") from None
+
+
+def _what_is_missing(folder: Path) -> str:
+    """Sentences for the log about a version folder that has no file of a model."""
+    version = _first_version(folder)
+    if not version:
+        return ""
+    # A model.py is what most people are about to write.
+    known, there = sorted(model_files(), key=lambda file: file != "model.py"), sorted(_entries_of(folder))
+    text = f" There is no {', '.join(known[:-1])} or {known[-1]} in {version}/"
+    text += f", only {', '.join(there[:_MOST_NAMED])}." if there else ", which is empty."
+    for name in there:
+        ending = Path(name).suffix.lower()
+        if ending in _FOR_INIT:
+            return f"{text} `stubserve init NAME --from {version}/{name}` writes a folder for a model of this file."
+        meant = [file for file in known if Path(file).suffix == ending]
+        if meant:
+            return f"{text} Rename {name} to {meant[0]}, or name it in config.pbtxt (default_model_filename)."
+    return text
 
 
 def _has(entries: _Entries, file: ModelFile) -> bool:

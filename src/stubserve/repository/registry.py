@@ -6,6 +6,7 @@ import enum
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from stubserve.errors import invalid, not_found, overloaded, unavailable
@@ -16,6 +17,8 @@ log = logging.getLogger("stubserve.repository")
 
 # The most texts about one model that are known to be in the log
 _MOST_TOLD = 16
+# Up to so many models, and such a length of a name, it is looked for the one that was meant
+_MOST_COMPARED, _LONGEST_COMPARED = 100, 64
 # The reason of a version that was unloaded, or is no longer selected
 UNLOADED = "unloaded"
 
@@ -61,10 +64,12 @@ class Registry:
 
     `pending` are the `expected` models of the server's start that are not loaded yet: a request for one of them gets
     that as its answer, not that the model is unknown. So does a request for any model until they are `listed`.
+    `names_others`: who asks for a model that is unknown may be told the name of another, because all may list them.
     """
 
-    def __init__(self, namespacing: bool = False) -> None:
+    def __init__(self, namespacing: bool = False, names_others: bool = False) -> None:
         self._namespacing = namespacing
+        self._names_others = names_others
         self.models: dict[str, ModelEntry] = {}
         self.pending: set[str] = set()
         self.expected = 0
@@ -175,7 +180,7 @@ class Registry:
         if key in self.pending and not self.ready_versions(key):
             raise overloaded(f"model '{name}' is loading")
         if entry is None or not entry.versions:
-            raise not_found(f"Request for unknown model: '{name}' is not found")
+            raise not_found(f"Request for unknown model: '{name}' is not found{self._alike(name)}")
         if number is None:
             ready = [one.model for one in entry.versions.values() if one.model is not None]
             if not ready:
@@ -187,6 +192,13 @@ class Registry:
         if found.model is None:
             raise unavailable(f"Request for unknown model: '{name}' version {number} is not at ready state")
         return found.model
+
+    def _alike(self, name: str) -> str:
+        """A question behind upstream's text. To compare all names of many models would take long for a client's typo."""
+        if not self._names_others or len(self.models) > _MOST_COMPARED or len(name) > _LONGEST_COMPARED:
+            return ""
+        meant = get_close_matches(name, [one for one in self.models if self.ready_versions(one)], 1)
+        return f". Did you mean '{meant[0]}'?" if meant else ""
 
     def serving(self) -> list[ServedModel]:
         """Every model version that is ready, by name and version."""

@@ -87,7 +87,7 @@ class Server:
         self.leaves = False
         self.drain: Callable[[], None] | None = None
         self.exiting = False
-        self._registry = Registry(settings.repository.namespacing)
+        self._registry = Registry(settings.repository.namespacing, names_others=self.http_access is None)
         # The model version that a question is about, which costs nothing, and the one for an inference request; both by
         # name and version. Raise ServeError. When the server stops they refuse everything.
         self.known_model = self._registry.find

@@ -117,7 +117,7 @@ def for_log(exc: BaseException) -> str:
     try:
         shown = traceback.TracebackException(type(exc), exc, exc.__traceback__)
         _leave_out_stub(shown, set())
-        text = "".join(shown.format())
+        text = "".join(shown.format()) + _remedy(exc)
     except BaseException:  # its __str__ may raise anything, SystemExit too
         return describe(exc)
     if len(text) > _LONGEST:
@@ -125,6 +125,18 @@ def for_log(exc: BaseException) -> str:
     # A syntax error begins with its place, indented. Of a message of several lines the first says most.
     first = next(part for part in shown.format_exception_only() if not part.startswith(" ")).partition("\n")[0]
     return f"{first[:_LONGEST]}\n{text}".encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _remedy(exc: BaseException) -> str:
+    """What to do about a package that is not there."""
+    name = exc.name if isinstance(exc, ModuleNotFoundError) else None
+    if not name:
+        return ""
+    return (
+        f"This model's Python is {sys.executable}, which has no module '{name}'. Install the package there; or give the "
+        "model an environment of its own: list its packages in requirements.txt in the model's folder, and run "
+        "`stubserve env build` with that folder.\n"
+    )
 
 
 def keep_sources(folders: Sequence[str]) -> None:

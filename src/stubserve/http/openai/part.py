@@ -74,6 +74,8 @@ class OpenAi(Part):
     def hint(self, path: str) -> str:
         if (path == "/chat" or path.startswith("/v1/")) and not self.settings.http.openai:
             return "OpenAI's routes are served on this port with --openai"
+        if path in ("/models", "/completions", "/embeddings", "/chat/completions"):
+            return f"did you mean /v1{path}? The base URL of a client for OpenAI's protocol ends with /v1"
         return ""
 
     def _app(self, server: Any, access: HttpAccess | None) -> ASGIApp:
