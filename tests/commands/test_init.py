@@ -39,7 +39,9 @@ def test_a_new_model_is_served_asked_and_tested(
         client[1] = str(lost)
         done = subprocess.run(client, capture_output=True, text=True, timeout=WORK_S)
         url = client[2].removeprefix("--url=")
-        refused = f"the server at {url} refused: Request for unknown model: 'thrice' is not found. Did you mean 'twice'?\n"
+        refused = (
+            f"the server at {url} refused: Request for unknown model: 'thrice' is not found. Did you mean 'twice'?\n"
+        )
         assert (done.returncode, done.stderr) == (1, refused)
     done = subprocess.run(client, capture_output=True, text=True, timeout=WORK_S)
     assert done.returncode == 1

@@ -33,7 +33,7 @@ FOLLOWED = [
     page for page in pages() if page not in OTHERWISE and any(block.runs for block in blocks((ROOT / page).read_text()))
 ]
 # Page -> a package that it needs, which `make test-long` installs
-NEEDS = {"docs/guides/tracking.md": "scipy"}
+NEEDS = {"docs/guides/scikit-learn.md": "sklearn", "docs/guides/tracking.md": "scipy"}
 # What `stubserve fetch` brings
 FETCHED = {"model_repository/ocr_detection/1/model.onnx"}
 # What the site shows without a scroll bar, beside both of its menus (docs/stylesheets/site.css)

@@ -127,7 +127,10 @@ def test_no_backend(tmp_path: Path) -> None:
         ((), "in 1/, which is empty."),
         (("notes",), "in 1/, only notes."),
         (("net.onnx",), "in 1/, only net.onnx. Rename net.onnx to model.onnx, or name it in config.pbtxt"),
-        (("a.pkl", "z"), "in 1/, only a.pkl, z. `stubserve init NAME --from 1/a.pkl` writes a folder for a model of this"),
+        (
+            ("a.pkl", "z"),
+            "in 1/, only a.pkl, z. `stubserve init NAME --from 1/a.pkl` writes a folder for a model of this",
+        ),
     ],
 )
 def test_the_log_says_what_is_missing(files: tuple[str, ...], told: str, tmp_path: Path) -> None:

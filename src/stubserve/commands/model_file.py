@@ -22,13 +22,13 @@ import numpy as np
 from stubserve_stub.backends.onnxruntime.contract import contract_of
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER
 
+from stubserve.commands.model_columns import input_of, inputs_of, parts_of
+
 # Endings -> what loads such a file, which decides about the new folder's model.py
 KINDS = {
     ".pkl": "pickle", ".pickle": "pickle", ".joblib": "joblib", ".json": "xgboost", ".ubj": "xgboost",
     ".txt": "lightgbm", ".onnx": "onnxruntime",
 }  # fmt: skip
-# More columns of numbers than these become one input
-_MOST_COLUMNS = 64
 # joblib writes arrays into its pickles, which only joblib reads, and compresses them
 _JOBLIB = (b"joblib.numpy_pickle", b"numpy_pickle")
 _COMPRESSED = (b"\x1f\x8b", b"x\x9c", b"x\x01", b"x\xda", b"BZh", b"\xfd7zXZ", b"\x04\x22\x4d\x18")
@@ -49,7 +49,7 @@ def look(path: Path) -> dict[str, Any]:
         return {"kind": kind, "what": "ONNX", **_of_onnx(path)}
     model, wrapper = _load(path, kind)
     found = _of_model(model)
-    classes = [one for part in (model, *_parts(model)) for one in type(part).__mro__]
+    classes = [one for part in (model, *parts_of(model)) for one in type(part).__mro__]
     modules = {"numpy", *(["pandas"] if found["columns"] else []), *([kind] if kind != "pickle" else [])}
     packages = _packages(modules | {one.__module__.partition(".")[0] for one in classes})
     made_by = packages.get(_distribution(type(model).__module__.partition(".")[0]), "").replace("==", " ")
@@ -160,7 +160,7 @@ def _threads(model: Any) -> list[str]:
 def _of_model(model: Any) -> dict[str, Any]:
     if not (callable(model) or hasattr(model, "predict") or hasattr(model, "transform")):
         raise CannotLook(f"it is a {_named(model)}, which has no `predict`, and cannot be called")
-    columns, inputs = _inputs_of(model)
+    columns, inputs = inputs_of(model)
     try:
         rows = _rows(columns, inputs)
         outputs = dict(_outputs_of(model, rows))
@@ -181,121 +181,6 @@ def _of_model(model: Any) -> dict[str, Any]:
 
 def _named(model: Any) -> str:
     return f"{type(model).__module__}.{type(model).__qualname__}"
-
-
-def _inputs_of(model: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(the columns of a table: None, or for pandas' categories which there are, empty for all; the inputs)."""
-    names = _names(model)
-    examples, categories = _examples(model)
-    distinct = len(set(names)) == len(names) and all(names)
-    if names and distinct and (len(names) <= _MOST_COLUMNS or _has_text(examples, categories)):
-        inputs = []
-        for name in names:
-            known = examples.get(name, 0.0)
-            example = known if isinstance(known, str) else float(known)
-            inputs.append(_input(name, "BYTES" if isinstance(example, str) else "FP64", [1], example))
-        return {name: categories.get(name) for name in names}, inputs
-    if any(hasattr(part, "build_analyzer") for part in list(_parts(model))[:3]) and not hasattr(
-        model, "n_features_in_"
-    ):
-        return {}, [_input("TEXT", "BYTES", [1], "a text")]
-    width = _width(model) or len(names)
-    return dict.fromkeys(names), [_input("X", "FP64", [width or -1], [0.0] * (width or 1))]
-
-
-def _input(name: str, datatype: str, dims: list[int], example: Any) -> dict[str, Any]:
-    return {"name": name, "datatype": datatype, "dims": dims, "example": example}
-
-
-def _names(model: Any) -> list[str]:
-    """The columns' names, if the model was trained with a table."""
-    for name in ("feature_names_in_", "feature_names", "feature_names_"):
-        found = getattr(model, name, None)
-        if found is not None and not callable(found) and len(found) and all(isinstance(one, str) for one in found):
-            return list(found)
-    if callable(getattr(model, "feature_name", None)):  # lightgbm.Booster, which makes names up
-        found = model.feature_name()
-        return [] if all(re.fullmatch(r"Column_\d+", one) for one in found) else list(found)
-    return []
-
-
-def _width(model: Any) -> int:
-    for name in ("n_features_in_", "num_features", "num_feature"):
-        found = getattr(model, name, None)
-        if found is not None:
-            return int(found() if callable(found) else found)
-    return 0
-
-
-def _parts(model: Any) -> Iterator[Any]:
-    """The model and everything in it that looks like a part of a model: steps of pipelines, encoders, forests."""
-    seen: set[int] = set()
-    waiting = [model]
-    while waiting:
-        one = waiting.pop(0)
-        if id(one) in seen or isinstance(one, (str, bytes, int, float, np.ndarray, type)) or one is None:
-            continue
-        seen.add(id(one))
-        if isinstance(one, dict):
-            waiting.extend(one.values())
-        elif isinstance(one, (list, tuple)):
-            waiting.extend(one)
-        elif hasattr(one, "get_params") or hasattr(one, "num_boosted_rounds") or hasattr(one, "pandas_categorical"):
-            yield one
-            waiting.extend(getattr(one, "__dict__", {}).values())
-
-
-def _has_text(examples: dict[str, Any], categories: dict[str, list[Any]]) -> bool:
-    return bool(categories) or any(isinstance(one, str) for one in examples.values())
-
-
-def _examples(model: Any) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """(columns with values that the model knows, columns that have to be given as pandas' categories)."""
-    examples: dict[str, Any] = {}
-    categories: dict[str, list[Any]] = {}
-    for part in _parts(model):
-        names = getattr(part, "feature_names_in_", ())
-        # scikit-learn's encoders and imputers, and in a pipeline what follows them without names
-        steps = [step for _, step in part.steps] if hasattr(part, "steps") else [part]
-        for step in steps:
-            for values in (getattr(step, "categories_", None), getattr(step, "statistics_", None)):
-                if values is None or len(values) != len(names):
-                    continue
-                for name, known in zip(names, values, strict=True):
-                    found = [one for one in np.atleast_1d(known).tolist() if isinstance(one, (str, int, float))]
-                    if found and name not in examples:
-                        examples[name] = found[0]
-        # A transformer of one column by its name, not of a list of columns, gets texts.
-        for _, transformer, column in getattr(part, "transformers_", ()):
-            if isinstance(column, str) and any(hasattr(one, "build_analyzer") for one in _parts(transformer)):
-                examples.setdefault(column, "a text")
-        if hasattr(part, "num_boosted_rounds"):
-            for name, known in _of_xgboost(part).items():
-                examples[name], categories[name] = known, []  # it compares texts itself, and refuses unknown ones
-        if getattr(part, "pandas_categorical", None) and hasattr(part, "dump_model"):
-            infos = part.dump_model()["feature_infos"]
-            categorical = [name for name in part.feature_name() if infos.get(name, {}).get("values")]
-            if len(categorical) == len(part.pandas_categorical):
-                for name, values in zip(categorical, part.pandas_categorical, strict=True):
-                    examples[name], categories[name] = values[0], values
-    return examples, categories
-
-
-def _of_xgboost(booster: Any) -> dict[str, Any]:
-    """A category of each column of categories, by the column's name, of a model of xgboost 3.1 and later."""
-    names, kinds = booster.feature_names or (), booster.feature_types or ()
-    if "c" not in kinds:
-        return {}
-    part = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]
-    stored = part.get("model", part.get("gbtree", {}).get("model", {})).get("cats", {}).get("enc", [])
-    found: dict[str, Any] = {}
-    for name, values in zip(names, stored, strict=False):
-        ends = values.get("offsets") or [0, 0]
-        if ends[1]:
-            found[name] = bytes(value % 256 for value in values["values"][: ends[1]]).decode()
-        elif values["values"]:
-            found[name] = values["values"][0]
-    return found
 
 
 # What it answers
@@ -379,7 +264,7 @@ def _of_onnx(path: Path) -> dict[str, Any]:
         values[name] = array
         example = (array[0] if batched else array).tolist()
         dims = list(one.dims[1:] if batched else one.dims)
-        inputs.append(_input(name, kind.name, dims, example[0] if batched and dims == [1] else example))
+        inputs.append(input_of(name, kind.name, dims, example[0] if batched and dims == [1] else example))
     try:
         answers = session.run(list(contract.outputs), values)
     except Exception as error:

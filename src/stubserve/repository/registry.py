@@ -194,7 +194,7 @@ class Registry:
         return found.model
 
     def _alike(self, name: str) -> str:
-        """A question behind upstream's text. To compare all names of many models would take long for a client's typo."""
+        """A question behind upstream's text. To compare the names of many models would take too long."""
         if not self._names_others or len(self.models) > _MOST_COMPARED or len(name) > _LONGEST_COMPARED:
             return ""
         meant = get_close_matches(name, [one for one in self.models if self.ready_versions(one)], 1)

@@ -133,8 +133,8 @@ def _remedy(exc: BaseException) -> str:
     if not name:
         return ""
     return (
-        f"This model's Python is {sys.executable}, which has no module '{name}'. Install the package there; or give the "
-        "model an environment of its own: list its packages in requirements.txt in the model's folder, and run "
+        f"This model's Python is {sys.executable}, which has no module '{name}'. Install the package there. Or give "
+        "the model an environment of its own: list its packages in requirements.txt in the model's folder, and run "
         "`stubserve env build` with that folder.\n"
     )
 
