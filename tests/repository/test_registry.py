@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-
 from stubserve.errors import ServeError
 from stubserve.repository.registry import Registry, VersionState
 
