@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.reference import PAGES
+from tools.reference.diagrams import with_pictures
 
 if TYPE_CHECKING:
     from mkdocs.structure.files import Files
@@ -28,10 +29,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
-    """Says beside each `pip install stubserve` what works before a release, and sets how search ranks the page."""
+    """Draws the page's pictures, says beside each `pip install stubserve` what works before a release, ranks the page."""
     path = page.file.src_uri
     page.meta.setdefault("search", {"boost": config["extra"]["search_boost"].get(path, 1)})
-    return beside_installations(markdown, path, before_a_release(README.read_text()))
+    return beside_installations(with_pictures(markdown), path, before_a_release(README.read_text()))
 
 
 def before_a_release(readme: str) -> str:
