@@ -11,6 +11,7 @@ import argparse
 import base64
 import json
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -60,6 +61,24 @@ def boxes(event: dict[str, Any]) -> Iterator[tuple[int, np.ndarray]]:
     return zip(np.ravel(event["TRACK_IDS"]).tolist(), np.reshape(event["TRACK_BOXES"], (-1, 4)), strict=True)
 
 
+class Progress:
+    """How many frames come in a second. On a terminal a line on stderr says so as they come."""
+
+    def __init__(self) -> None:
+        self._began = self._said = time.monotonic()
+        self._frames = 0
+
+    def __str__(self) -> str:
+        seconds = max(time.monotonic() - self._began, 0.001)
+        return f"{self._frames} frames in {seconds:.1f} s: {self._frames / seconds:.1f} frames/s"
+
+    def count(self) -> None:
+        self._frames += 1
+        if sys.stderr.isatty() and time.monotonic() - self._said > 0.5:
+            self._said = time.monotonic()
+            print(f"\r{self}", end=" ", file=sys.stderr, flush=True)
+
+
 class Video:
     """Writes pictures to a file, at the times of their frames."""
 
@@ -105,9 +124,11 @@ def main() -> None:
 
     video = Video(args.video) if args.video else None
     seen: dict[int, list[float]] = {}
+    progress = Progress()
     try:
         for event in events(args.url, args.source or f"file:{CLIP.name}"):
             time_s = event["TIME"]
+            progress.count()
             for face, _ in boxes(event):
                 if face not in seen:
                     print(f"{time_s:5.2f} s: face {face} comes", flush=True)
@@ -128,6 +149,7 @@ def main() -> None:
     finally:
         if video is not None:
             video.close()
+    print(progress)
     for face, times in seen.items():
         print(f"face {face}: {times[0]:.2f} s to {times[-1]:.2f} s, in {len(times)} frames")
 

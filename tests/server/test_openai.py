@@ -27,7 +27,6 @@ NO_CHAT = (
     "tokenizer with a chat template in its folder, or set its parameter OPENAI_ROUTES to 'chat,completions' to have "
     "the messages joined as '<role>: <text>'"
 )
-TEXT = "the body of the request"
 
 
 @pytest.fixture(scope="module")
@@ -345,10 +344,13 @@ def test_dimensions_that_the_model_does_not_have(serving: Serving) -> None:
 # Errors
 
 
+NOT_JSON = "the body of the request is not valid JSON"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message", "param"),
     [
-        (CHAT, b"{", f"{TEXT} is not valid JSON: unexpected end of data: line 1 column 2 (char 1)", None),
+        (CHAT, b"{", f"{NOT_JSON}: unexpected end of data: line 1 column 2 (char 1)", None),
         (CHAT, [], "the body of the request must be a JSON object", None),
         (CHAT, {}, "'model' is missing", "model"),
         (CHAT, {"model": 3}, "'model': expected `str`, got `int`", "model"),
