@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import gc
 import importlib
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 
 # Each is a module of stubserve.commands.
 COMMANDS = ("init", "check", "ask", "fetch", "env", "deploy", "trace")
@@ -22,7 +25,8 @@ def main() -> None:
     if words and words[0] in COMMANDS:
         # Imported here, because a server needs no command, and a command no flags of the server.
         try:
-            command = importlib.import_module(f"stubserve.commands.{words[0]}")
+            with _no_blas_threads():
+                command = importlib.import_module(f"stubserve.commands.{words[0]}")
         except ModuleNotFoundError as error:
             if error.name != "stubserve.commands":
                 raise
@@ -30,9 +34,9 @@ def main() -> None:
         raise SystemExit(command.run(words[1:]))
     # A tenth of the time of imports is the collector's, which finds nothing; `run` turns it on again.
     gc.disable()
-    _import_numpy()
-    from stubserve.errors import UsageError
-    from stubserve.flags import parse_arguments, usage
+    with _no_blas_threads():
+        from stubserve.errors import UsageError
+        from stubserve.flags import parse_arguments, usage
 
     if (words and words[0] in ("-h", "--help", "help")) or "--help" in words:
         sys.stdout.write(usage())
@@ -55,21 +59,29 @@ def main() -> None:
         raise SystemExit(f"{error}\n\n'stubserve serve --help' lists the flags.") from None
     from stubserve.server.running import run
 
-    raise SystemExit(run(settings))
+    code = run(settings)
+    # A tenth of the time of a start would go to taking all objects apart. What waits for the end is done first.
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # it may be closed
+            stream.flush()
+    os._exit(code)
 
 
-def _import_numpy() -> None:
-    """Imports numpy without the thread for each processor that its BLAS would start: a server multiplies no matrices.
+@contextlib.contextmanager
+def _no_blas_threads() -> Iterator[None]:
+    """For imports: the BLAS of numpy would start a thread for each processor, and a server multiplies no matrices.
 
     Its models do, so the environment that stubs inherit is as it was.
     """
     given = os.environ.get(_BLAS_THREADS)
     os.environ[_BLAS_THREADS] = "1"
-    import numpy  # noqa: F401
-
-    del os.environ[_BLAS_THREADS]
-    if given is not None:
-        os.environ[_BLAS_THREADS] = given
+    try:
+        yield
+    finally:
+        del os.environ[_BLAS_THREADS]
+        if given is not None:
+            os.environ[_BLAS_THREADS] = given
 
 
 def _unknown_command(words: list[str]) -> str:
