@@ -8,6 +8,7 @@ not kept.
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 import struct
 import time
@@ -60,10 +61,15 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 def head(stream: int, path: str = LIVE, flags: int = END_HEADERS, **more: str) -> bytes:
     """A HEADERS frame that opens a call; nothing in it depends on blocks before it."""
+    return frame(HEADERS, flags, stream, _block(path, **more))
+
+
+@functools.cache
+def _block(path: str, **more: str) -> bytes:
     fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "localhost", "te": "trailers"}
     fields["content-type"] = "application/grpc"
     fields.update((name.replace("_", "-"), value) for name, value in more.items())
-    return frame(HEADERS, flags, stream, Encoder().encode(list(fields.items()), huffman=False))
+    return Encoder().encode(list(fields.items()), huffman=False)
 
 
 def message(stream: int, content: bytes = b"", flags: int = END_STREAM) -> bytes:

@@ -38,7 +38,7 @@ COUNTS_CONFIG = """
 """
 MANY = 300_000
 # Of different lengths, and with zeros in them: there is no quick way to look at these.
-STRINGS = b"".join(struct.pack("<I", number % 5) + bytes(number % 5) for number in range(MANY))
+STRINGS = b"".join(struct.pack("<I", length) + bytes(length) for length in range(5)) * (MANY // 5)
 
 
 @pytest.fixture(scope="module")
