@@ -126,18 +126,14 @@ def test_trained_models_are_served_asked_and_tested(tmp_path: Path, capsys: pyte
         assert (done.returncode, done.stderr) == (0, "")
         assert [line.split()[0] for line in done.stdout.splitlines()] == ["LABEL", "PROBABILITY"]
         # A row that the model refuses is its client's mistake.
-        for name, words in (
-            ("mixed", "Found unknown categories ['Nowhere']"),
-            ("towns", "Found a category not in the"),
-        ):
-            row = {"age": 1.0, 'home \\ "town"': "Nowhere", "size": 1.0, **({"note": "day"} if name == "mixed" else {})}
-            inputs = [
-                {"name": key, "shape": [1, 1], "datatype": "FP64" if value == 1.0 else "BYTES", "data": [value]}
-                for key, value in row.items()
-            ]
-            answer = server.request("POST", f"/v2/models/{name}/infer", json.dumps({"inputs": inputs}).encode())
-            assert answer.status == 400
-            assert words in answer.error
+        row = {"age": 1.0, 'home \\ "town"': "Nowhere", "size": 1.0, "note": "day"}
+        inputs = [
+            {"name": key, "shape": [1, 1], "datatype": "FP64" if value == 1.0 else "BYTES", "data": [value]}
+            for key, value in row.items()
+        ]
+        answer = server.request("POST", "/v2/models/mixed/infer", json.dumps({"inputs": inputs}).encode())
+        assert answer.status == 400
+        assert "Found unknown categories ['Nowhere']" in answer.error
 
 
 @pytest.mark.parametrize("batched", [True, False])

@@ -101,7 +101,7 @@ def _examples(model: Any) -> tuple[dict[str, Any], dict[str, list[Any]]]:
                 examples.setdefault(column, "a text")
         if hasattr(part, "num_boosted_rounds"):
             for name, known in _of_xgboost(part).items():
-                examples[name], categories[name] = known, []  # it compares texts itself, and refuses unknown ones
+                examples[name], categories[name] = known, []  # it compares the values itself
         if getattr(part, "pandas_categorical", None) and hasattr(part, "dump_model"):
             infos = part.dump_model()["feature_infos"]
             categorical = [name for name in part.feature_name() if infos.get(name, {}).get("values")]
