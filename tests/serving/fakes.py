@@ -282,14 +282,14 @@ class Served:
         return instances
 
     def keeper(self) -> Keeper:
-        async def launch(instances: Sequence[Instance], _: Stub | None) -> Sequence[Seat]:
+        async def launch(instances: Sequence[Instance], _: Stub | None) -> tuple[Stub, Sequence[Seat]]:
             seats = [FakeStub(self.clock) for _ in instances]
             for number, (instance, seat) in enumerate(zip(instances, seats, strict=True)):
                 seat.name = instance.name
                 seat.stub = seats[0]
                 seats[0].seats[number] = self.stubs[instance.name] = seat
             self.launched.set()
-            return cast(Sequence[Seat], seats)
+            return cast(Stub, seats[0]), cast(Sequence[Seat], seats)
 
         return Keeper(launch, self.model, RestartPolicy(0))
 

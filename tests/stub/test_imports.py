@@ -14,8 +14,8 @@ PACKAGE = Path(stubserve_stub.__file__).parent
 
 # Each folder may import from itself and from those before it.
 ORDER = ["wire", "device", "runtime", "api", "backends"]
-# The loop calls a backend's functions, and knows none.
-INTERFACE = {("runtime.main_loop", "backends.base")}
+# These call a backend's functions, and know none.
+INTERFACE = {("runtime.seats", "backends.base"), ("runtime.main_loop", "backends.base")}
 
 
 def imports() -> dict[str, set[str]]:

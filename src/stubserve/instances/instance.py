@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from stubserve.inference.request import Request
 from stubserve.inference.served_model import InstanceFacts, Waiter
 from stubserve.inference.work import Work
 from stubserve.instances import deadlock
+from stubserve.instances.death import RestartPolicy
 from stubserve.instances.seat import Seat
+from stubserve.instances.stub import Stub
 from stubserve.model_config.complete import InstanceSpec
-
-if TYPE_CHECKING:
-    from stubserve.instances.keeper import Keeper
 
 log = logging.getLogger("stubserve.instances")
 
@@ -40,10 +39,30 @@ _FINE = (InstanceState.READY, InstanceState.ASLEEP)
 ENDING = (InstanceState.DRAINING, InstanceState.STOPPED, InstanceState.ASLEEP)
 
 
+class InstanceKeeper(Protocol):
+    """What keeps the stub of instances alive (`keeper`), as they see it. The instances add and remove themselves."""
+
+    instances: list[Instance]
+    policy: RestartPolicy
+    restarts: int
+    launch: Launch
+
+    @property
+    def has_room(self) -> bool: ...
+
+    async def start(self) -> None: ...
+
+    async def wake(self) -> None: ...
+
+    def look_whether_wanted(self) -> None: ...
+
+    async def give_up_start(self) -> None: ...
+
+
 class Instance:
     """A named instance. A passive one is loaded and watched like any other, but gets no requests."""
 
-    def __init__(self, spec: InstanceSpec, keeper: Keeper) -> None:
+    def __init__(self, spec: InstanceSpec, keeper: InstanceKeeper) -> None:
         self.spec = spec
         self.name = spec.name
         self.passive = spec.passive
@@ -201,3 +220,8 @@ class Instance:
                 "instance '%s' did not finish within %.1f s, and stays in its stub (pid %d) until that ends",
                 self.name, timeout_s, seat.pid,
             )  # fmt: skip
+
+
+# Makes seats for instances, in a stub that is there or in a new one, and returns that stub, too; raises ServeError, and
+# then nothing is left
+Launch = Callable[[Sequence[Instance], "Stub | None"], Awaitable["tuple[Stub, Sequence[Seat]]"]]

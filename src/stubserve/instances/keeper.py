@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from stubserve.errors import ServeError, internal
 from stubserve.instances.death import RestartPolicy, unhealthy
-from stubserve.instances.instance import ENDING, Instance, InstanceState
+from stubserve.instances.instance import ENDING, Instance, InstanceKeeper, InstanceState, Launch
 from stubserve.instances.seat import Seat
 from stubserve.instances.stub import Left, Stub
 from stubserve.instances.stub_requests import UnansweredRequests
 from stubserve.instances.work import WorkOwner
+from stubserve.model_config.complete import InstanceSpec
 
 log = logging.getLogger("stubserve.instances")
 
@@ -45,10 +46,6 @@ class InstanceOwner(Protocol):
 
     def on_given_up(self) -> None:
         """Dead instances could not be started again, and will not be tried again."""
-
-
-# Makes seats for instances, in a stub that is there, or in a new one; raises ServeError, and then nothing is left
-Launch = Callable[[Sequence[Instance], Stub | None], Awaitable[Sequence[Seat]]]
 
 
 class Keeper:
@@ -114,7 +111,7 @@ class Keeper:
 
     async def _launch_missing(self) -> None:
         if missing := self._missing():
-            self._adopt(missing, await self._launched(missing))
+            self._adopt(missing, *await self._launched(missing))
 
     def _missing(self) -> list[Instance]:
         return [one for one in self.instances if one.state in (InstanceState.STARTING, InstanceState.ASLEEP)]
@@ -179,15 +176,14 @@ class Keeper:
             self._start = asyncio.ensure_future(self._start_again(delay))
             self._start.add_done_callback(self._forget_start)
 
-    async def _launched(self, instances: Sequence[Instance]) -> Sequence[Seat]:
-        seats = await self.launch(instances, self._stub)
+    async def _launched(self, instances: Sequence[Instance]) -> tuple[Stub, Sequence[Seat]]:
+        stub, seats = await self.launch(instances, self._stub)
         for seat in seats:
             if seat.death is not None:  # between its last message and this line
                 raise unhealthy(seat.name, seat.death, seat.pid)
-        return seats
+        return stub, seats
 
-    def _adopt(self, instances: Sequence[Instance], seats: Sequence[Seat]) -> None:
-        stub = seats[0].stub
+    def _adopt(self, instances: Sequence[Instance], stub: Stub, seats: Sequence[Seat]) -> None:
         if stub is not self._stub:
             self._stub, self._seats, self._warmed = stub, [], 0
             stub.on_end = self._on_end
@@ -214,14 +210,14 @@ class Keeper:
             await asyncio.sleep(delay)
             dead = self._dead()
             try:
-                seats = await self._launched(dead)
+                stub, seats = await self._launched(dead)
             except Exception as raised:
                 delay = self._delay_after(self._why_not_started(raised))
                 continue
             self.restarts += 1
             for seat in seats:
                 log.info("instance '%s' is back (pid %d)", seat.name, seat.pid)
-            self._adopt(dead, seats)
+            self._adopt(dead, stub, seats)
             return
         for instance in self._dead():
             instance.state = InstanceState.FAILED
@@ -252,3 +248,24 @@ class Keeper:
             if instance.seat is None:
                 instance.last_error = error.message
         return error
+
+
+def seated(
+    specs: Sequence[InstanceSpec],
+    there: Sequence[Instance],
+    owner: InstanceOwner,
+    launch: Launch,
+    restart_limit: int,
+    most: Mapping[str, int],
+) -> list[Instance]:
+    """New instances, in stubs of like ones that are `there`, if these have room; `most` has for each kind how many."""
+    keepers: dict[InstanceKeeper, Any] = {one.keeper: one.spec.traits for one in there}
+    instances = []
+    for spec in specs:
+        keeper = next((one for one, traits in keepers.items() if traits == spec.traits and one.has_room), None)
+        if keeper is None:
+            keeper = Keeper(launch, owner, RestartPolicy(restart_limit), most.get(spec.kind, 1))
+            keepers[keeper] = spec.traits
+        keeper.launch = launch
+        instances.append(Instance(spec, keeper))
+    return instances

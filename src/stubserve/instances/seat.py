@@ -9,23 +9,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stubserve_stub.wire import layout
 
+from stubserve.environments.environment import Environment
 from stubserve.errors import ServeError
 from stubserve.instances.execution_watch import ExecutionWatch
 from stubserve.instances.handshake import Stages
 from stubserve.instances.metrics import StubMetrics
-from stubserve.instances.services import change_model
-from stubserve.instances.stub_process import Health, SeatLine, own_memory
+from stubserve.instances.services import Services, change_model
+from stubserve.instances.stub_devices import StubDevices
+from stubserve.instances.stub_process import Health, SeatLine, StubProcess, own_memory
+from stubserve.instances.stub_regions import StubRegions
 from stubserve.instances.stub_requests import UnansweredRequests
 from stubserve.instances.work import StubWork
 from stubserve.memory.reclaim import StubGrant
+from stubserve.memory.server_memory import Memory
 from stubserve.memory.stub_memory import StubMemory
 
-if TYPE_CHECKING:
-    from stubserve.instances.stub import Stub
+
+class Housing:
+    """What all seats of a stub share: `seats` are those that it has, by number."""
+
+    process: StubProcess
+    environment: Environment
+    memory: Memory
+    services: Services
+    regions: StubRegions | None = None
+    devices: StubDevices | None = None
+    seats: dict[int, Seat]
 
 
 class Seat:
@@ -34,10 +47,10 @@ class Seat:
     `checks_readiness`: the model has `is_ready`. Raises OSError.
     """
 
-    def __init__(self, stub: Stub, number: int, name: str) -> None:
+    def __init__(self, stub: Housing, number: int, name: str) -> None:
         self.stub = stub
         self.name = name
-        self.pid = stub.pid
+        self.pid = stub.process.pid
         self.death: str | None = None
         # Whether it has been told to stop
         self.stopping = False

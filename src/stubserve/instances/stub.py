@@ -13,7 +13,7 @@ from typing import Any
 from stubserve.environments.environment import Environment
 from stubserve.errors import internal
 from stubserve.instances.handshake import Handshake
-from stubserve.instances.seat import Seat
+from stubserve.instances.seat import Housing, Seat
 from stubserve.instances.services import Services
 from stubserve.instances.stub_devices import NO_GPU_MEMORY, GpuMemory, StubDevices
 from stubserve.instances.stub_process import StubProcess
@@ -25,7 +25,7 @@ from stubserve.memory.server_memory import Memory
 Left = tuple[Seat, UnansweredRequests]
 
 
-class Stub:
+class Stub(Housing):
     """A stub process with its seats, by number. `death` is its cause of death, None while it lives.
 
     `gpu_memory` is what its tensors may lie on beside the arena.
@@ -43,7 +43,7 @@ class Stub:
         gpu_memory: GpuMemory = NO_GPU_MEMORY,
     ) -> None:
         self.death: str | None = None
-        self.seats: dict[int, Seat] = {}
+        self.seats = {}
         # Told of the end of seats that instances have: of all at the death, and of one that has been stopped
         self.on_end: Callable[[str, list[Left]], None] = lambda cause, left: None
         self.environment = environment
@@ -52,8 +52,6 @@ class Stub:
         self._seats_so_far = 0
         self._on_log = on_log
         self._gone = asyncio.Event()
-        self.regions: StubRegions | None = None
-        self.devices: StubDevices | None = None
         inherited: list[int] = []
         try:
             if services.client_regions:

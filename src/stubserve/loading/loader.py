@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from stubserve.inference.latencies import DEFAULT_BOUNDS_MS, FIRST_RESPONSE, Latencies
 from stubserve.inference.served_model import ServedModel
-from stubserve.instances.death import RestartPolicy
 from stubserve.instances.instance import Instance, InstanceState
-from stubserve.instances.keeper import Keeper, Launch
+from stubserve.instances.keeper import seated
 from stubserve.instances.launcher import Launcher
 from stubserve.instances.seat import Seat
 from stubserve.instances.services import Services
@@ -64,22 +63,6 @@ def assign(instances: Sequence[Instance], specs: Sequence[InstanceSpec]) -> list
         if instance.state is InstanceState.READY:
             spare.setdefault(instance.spec.traits, []).append(instance)
     return [spare[spec.traits].pop() if spare.get(spec.traits) else spec for spec in specs]
-
-
-def seated(
-    specs: Sequence[InstanceSpec], model: InstanceModel, launch: Launch, restart_limit: int, most: Mapping[str, int]
-) -> list[Instance]:
-    """New instances, in stubs of like ones of `model` where there is room; `most` has for each kind how many."""
-    keepers = {one.keeper: one.spec.traits for one in model.instances}
-    instances = []
-    for spec in specs:
-        keeper = next((one for one, traits in keepers.items() if traits == spec.traits and one.has_room), None)
-        if keeper is None:
-            keeper = Keeper(launch, model, RestartPolicy(restart_limit), most.get(spec.kind, 1))
-            keepers[keeper] = spec.traits
-        keeper.launch = launch
-        instances.append(Instance(spec, keeper))
-    return instances
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,7 +300,7 @@ class Loader:
         """
         ready_stubs = [first] if first is not None else []
 
-        async def launch(instances: Sequence[Instance], shared: Stub | None) -> Sequence[Seat]:
+        async def launch(instances: Sequence[Instance], shared: Stub | None) -> tuple[Stub, Sequence[Seat]]:
             stub = shared or (ready_stubs.pop() if ready_stubs and instances[0].spec is specs[0] else None)
             seats: list[Seat] = []
             try:
@@ -338,9 +321,9 @@ class Loader:
                 elif stub is not None:
                     await stub.kill()
                 raise
-            return seats
+            return stub, seats
 
-        return seated(specs, model, launch, self._settings.restart_limit, launcher.instances_per_stub)
+        return seated(specs, model.instances, model, launch, self._settings.restart_limit, launcher.instances_per_stub)
 
 
 async def _start_all(instances: Sequence[Instance]) -> None:
