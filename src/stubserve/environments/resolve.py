@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stubserve.environments import cache
 from stubserve.environments.environment import Environment, environment_in
 from stubserve.environments.refusals import blocked, unreadable
 from stubserve.errors import internal
@@ -79,6 +78,8 @@ class Environments:
 
     async def extracted(self, archive: Path) -> Environment:
         """The environment of an archive, from the cache. Raises ServeError."""
+        from stubserve.environments import cache  # not at the top: few servers have such a model
+
         folder = self._folder if self._folder is not None else await asyncio.to_thread(cache.default_folder)
         locked = await asyncio.to_thread(unreadable, archive)
         if locked:

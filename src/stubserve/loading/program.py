@@ -16,9 +16,7 @@ Python (pytorch) replaces a missing `model.py` in that directory, too.
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +103,9 @@ def _no_backend(backend: str) -> ServeError:
 
 def _advice(backend: str) -> str:
     """What to do about a backend that is not there, in a sentence behind upstream's; empty for a name like no other."""
+    import difflib  # not at the top: a server whose models load needs neither
+    from importlib.metadata import PackageNotFoundError, metadata
+
     known = [card.name for card in all_cards()]
     if backend in known:
         return f" The backend '{backend}' is Triton's, and stubserve does not have it."
