@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 import zlib
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from tests.real_server import Serving, write_model
+from tests.real_server import WORK_S, Serving, write_model
 from tools.browser import PROGRAM, Browser
 
 IN_BROWSER = pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium or Chrome on this machine")
@@ -137,18 +142,70 @@ def test_a_schema_takes_what_the_server_takes(server: Serving, inputs: list[Any]
 
 
 @pytest.mark.parametrize(
-    ("flags", "there"),
+    ("flags", "tries", "describes"),
     [
-        (("--http-address=0.0.0.0",), False),
-        (("--http-address=0.0.0.0", "--try-page"), True),
-        (("--try-page=false",), False),
+        (("--http-address=0.0.0.0",), False, False),
+        (("--http-address=0.0.0.0", "--try-page"), True, True),
+        (("--try-page=false",), False, False),
+        (("--try-page=false", "--openapi"), False, True),
+        (("--openapi=false",), True, False),
     ],
 )
-def test_only_where_it_is_wanted(repository: Path, flags: tuple[str, ...], there: bool) -> None:
+def test_only_where_it_is_wanted(repository: Path, flags: tuple[str, ...], tries: bool, describes: bool) -> None:
     write_model(repository, "add", ADD, config=ADD_CONFIG)
     with Serving(repository, *flags) as running:
-        for path in ("/try", "/v2/openapi.json"):
+        for path, there in (("/try", tries), ("/v2/openapi.json", describes)):
             assert running.request("GET", path).status == (200 if there else 404)
+        assert ("--openapi" in running.request("GET", "/docs").body.decode()) is not describes
+
+
+def test_the_page_with_swagger_ui_is_there_with_its_package(server: Serving) -> None:
+    page = server.request("GET", "/docs")
+    if find_spec("swagger_ui") is None:
+        assert (page.status, "pip install swagger-ui-py" in page.error) == (404, True)
+        return
+    assert page.status == 200
+    links = re.findall(r'(?:src|href)="(.*?)"', page.body.decode())
+    kinds = {server.request("GET", link).headers["content-type"].partition(";")[0] for link in links}
+    assert kinds == {"text/javascript", "text/css"}
+    assert server.request("GET", "/docs/LICENSE").status == 404
+    assert b"openapi" in server.request("GET", "/docs/swagger-ui-bundle.js").body
+
+
+@pytest.mark.long
+def test_a_generated_client_asks(server: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openapi_python_client")
+    (tmp_path / "openapi.json").write_bytes(server.request("GET", "/v2/openapi.json").body)
+    command = [sys.executable, "-m", "openapi_python_client", "generate", "--meta=none", "--path=openapi.json"]
+    (tmp_path / "config.json").write_text('{"post_hooks": []}')
+    command += ["--output-path=made", "--config=config.json", "--fail-on-warning"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=WORK_S)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = {name: import_module(f"made.{name}") for name in ("client", "models", "api.add", "api.greet")}
+    client = made["client"].Client(base_url=f"http://127.0.0.1:{server.port}")
+    body = made["models"].PostV2ModelsGreetGenerateBody.from_dict({"NAME": "Ada"})
+    answer = import_module("made.api.greet.post_v2_models_greet_generate").sync(client=client, body=body)
+    assert answer.to_dict()["GREETING"] == "Hello Ada"
+    tensor = {"name": "A", "datatype": "INT32", "shape": [2, 2], "data": [[1, 2], [3, 4]]}
+    body = made["models"].PostV2ModelsAddInferBody.from_dict({"inputs": [tensor]})
+    answer = import_module("made.api.add.post_v2_models_add_infer").sync(client=client, body=body)
+    assert answer.to_dict()["outputs"][0]["data"] == [1, 2, 3, 4]
+
+
+@pytest.mark.long
+def test_generated_types_read_questions_and_answers(
+    server: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datamodel_code_generator")
+    (tmp_path / "openapi.json").write_bytes(server.request("GET", "/v2/openapi.json").body)
+    command = [sys.executable, "-W", "ignore", "-m", "datamodel_code_generator", "--input=openapi.json"]
+    command += ["--input-file-type=openapi", "--openapi-scopes", "paths", "schemas", "--output=made_types.py"]
+    subprocess.run([*command, "--output-model-type=pydantic_v2.BaseModel"], cwd=tmp_path, check=True, timeout=WORK_S)
+    monkeypatch.syspath_prepend(tmp_path)
+    types = import_module("made_types")
+    asked = types.V2ModelsAddGeneratePostRequest(A=[[1, 2], [3, 4]])
+    answer = server.request("POST", "/v2/models/add/generate", asked.model_dump_json(exclude_none=True).encode())
+    assert types.V2ModelsAddGeneratePostResponse.model_validate_json(answer.body).SUM == [1, 2, 3, 4]
 
 
 def test_the_document_wants_a_token_and_the_page_asks_for_it(repository: Path, tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ _PARTS = (
     ("sagemaker.allow", "platforms", "--allow-sagemaker"),
     ("vertex.allow", "platforms", "--allow-vertex-ai"),
     ("http.try_page", "pages", "--try-page"),
+    ("http.openapi", "pages", "--openapi"),
     ("tracing.config", "traces", "--trace-config"),
     ("cache.name", "response_cache", "--cache-config"),
     ("cache.in_redis", "redis_store", "--cache-config=redis,..."),

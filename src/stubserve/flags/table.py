@@ -104,8 +104,9 @@ http-use-ssl-mutual = use_ssl_mutual: TLS, and clients of HTTP and metrics need 
 http-server-cert = server_cert: The certificate for HTTP, a PEM file.
 http-server-key = server_key: Its private key, a PEM file.
 http-root-cert = root_cert: Root certificates of HTTP's clients, a PEM file.
-try-page = try_page: Pages at /try and, with --openai, /chat; /v2/openapi.json (true where only this machine
-    reaches the port).
+try-page = try_page: Pages at /try and, with --openai, /chat (true where only this machine reaches the port).
+openapi = openapi: /v2/openapi.json describes the models, and /docs shows that where the package swagger-ui-py is
+    installed (as --try-page).
 openai = openai: OpenAI's routes at /v1, for chats, completions and embeddings (false).
 openai-port = openai_port: One more port for HTTP, where OpenAI's routes answer as Triton's own front end for them does;
     it may be 9000, the one that this has (none).

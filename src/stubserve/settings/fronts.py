@@ -76,12 +76,18 @@ class HttpSettings(FrontSettings, frozen=True):
     openai_restrictions: tuple[Restricted, ...] = ()
     # Whether to serve the page for trying models; None: if only this machine can reach it
     try_page: bool | None = None
+    # Whether to describe the models as OpenAPI; None: where there is that page
+    openapi: bool | None = None
 
     @property
     def shows_try_page(self) -> bool:
         if self.try_page is not None:
             return self.try_page
         return self.is_local
+
+    @property
+    def shows_openapi(self) -> bool:
+        return self.shows_try_page if self.openapi is None else self.openapi
 
 
 class GrpcSettings(FrontSettings, frozen=True):

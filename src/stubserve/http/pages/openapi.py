@@ -17,6 +17,8 @@ _BOUNDS = {f"INT{bits}": (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8,
 }
 _BINARY_ONLY = ("FP16", "BF16")
 _TEXT = {"type": "string"}
+# Of elements or of lists, however deep; generators of clients read no array without `items`.
+_LIST: dict[str, Any] = {"type": "array", "items": {}}
 _PARAMETERS = {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}}
 
 
@@ -138,13 +140,13 @@ def _tensor(tensor: Any, config: Any) -> dict[str, Any]:
     if datatype in _BINARY_ONLY:
         said["parameters"] = {**_PARAMETERS, "description": f"{datatype} is sent as binary data only"}
     else:
-        said["data"] = {"type": "array", "items": {"anyOf": [_element(datatype), {"type": "array"}]}}
+        said["data"] = {"type": "array", "items": {"anyOf": [_element(datatype), _LIST]}}
     return _object(said, required)
 
 
 def _value(datatype: str) -> dict[str, Any]:
     """An element, or a list of them."""
-    return {"anyOf": [_element(datatype), {"type": "array"}]}
+    return {"anyOf": [_element(datatype), _LIST]}
 
 
 def _element(datatype: str) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""Pages for people as a part of the server: `/try` and `/chat` (`--try-page`), and the status (`--status-page`)."""
+"""Pages for people as a part of the server.
+
+They are `/try` and `/chat` (`--try-page`), the models as OpenAPI and `/docs` (`--openapi`), and the status
+(`--status-page`).
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,15 @@ if TYPE_CHECKING:
 
 class Pages(Part):
     def routes(self, server: Any) -> Iterable[Route]:
-        if self.settings.http.shows_try_page:
-            from stubserve.http.pages.routes import routes
+        http = self.settings.http
+        if http.shows_openapi:
+            from stubserve.http.pages.routes import openapi_routes
 
-            yield from routes(server, with_chat=self.settings.http.openai)
+            yield from openapi_routes(server)
+        if http.shows_try_page:
+            from stubserve.http.pages.routes import try_routes
+
+            yield from try_routes(with_chat=http.openai)
 
     def metrics_pages(self, server: Any) -> Iterable[MetricsPage]:
         if self.settings.metrics.status_page:
@@ -26,6 +35,10 @@ class Pages(Part):
             yield from status_pages(server)
 
     def hint(self, path: str) -> str:
+        if path in ("/docs", "/v2/openapi.json"):
+            if not self.settings.http.shows_openapi:
+                return "it is served with --openapi, or where only this machine reaches the port: --host=127.0.0.1"
+            return "this page needs a package: run `pip install swagger-ui-py`"
         if path in ("/try", "/chat") and not self.settings.http.shows_try_page:
             return "this page is served with --try-page, or where only this machine reaches the port: --host=127.0.0.1"
         return ""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from stubserve.api.access import AUTHORIZATION
@@ -33,11 +34,17 @@ HEADERS = {
 }
 
 
-def routes(server: ServerFacts, with_chat: bool) -> Iterator[Route]:
-    """The page on which people try models, that to chat, and the models' description for tools.
+# Swagger UI's own files come from this server, too.
+_DOCS_HEADERS = {
+    **HEADERS,
+    "Content-Security-Policy": "default-src 'none'; style-src 'self' 'unsafe-inline'; "
+    "script-src 'self' 'unsafe-inline'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'",
+}
+_SWAGGER_FILES = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css"}
 
-    The pages themselves need no token: they say nothing about the server.
-    """
+
+def openapi_routes(server: ServerFacts) -> Iterator[Route]:
+    """The models' description for tools, and the page that shows it, if the package with Swagger UI is there."""
 
     async def describe(request: Request) -> Response:
         from stubserve.http.pages import openapi  # not at the top: few people ask
@@ -46,13 +53,37 @@ def routes(server: ServerFacts, with_chat: bool) -> Iterator[Route]:
         wants_token = access is not None and AUTHORIZATION in access.credentials
         return json_response(openapi.document(server.name, server.version, models, wants_token))
 
+    async def show_docs(request: Request) -> Response:
+        return _page("docs.html", _DOCS_HEADERS)
+
+    async def show_file(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in _SWAGGER_FILES:
+            return Response(status_code=404)
+        return FileResponse(
+            static / name, headers={"X-Content-Type-Options": "nosniff"}, media_type=_SWAGGER_FILES[name]
+        )
+
+    yield route(server, "/v2/openapi.json", "metadata", {"GET": describe})
+    package = find_spec("swagger_ui")
+    if package is not None and package.origin is not None:
+        static = Path(package.origin).with_name("static")
+        yield Route("/docs", show_docs)
+        yield Route("/docs/{name}", show_file)
+
+
+def try_routes(with_chat: bool) -> Iterator[Route]:
+    """The page on which people try models, and that to chat.
+
+    The pages themselves need no token: they say nothing about the server.
+    """
+
     async def show_try(request: Request) -> Response:
         return _page("try.html")
 
     async def show_chat(request: Request) -> Response:
         return _page("chat.html")
 
-    yield route(server, "/v2/openapi.json", "metadata", {"GET": describe})
     yield Route("/try", show_try)
     if with_chat:
         yield Route("/chat", show_chat)
@@ -86,6 +117,6 @@ def status_pages(server: ServerFacts) -> Iterable[MetricsPage]:
     return [("/", False, show), ("/status.json", True, tell)]
 
 
-def _page(name: str) -> Response:
+def _page(name: str, headers: Mapping[str, str] = HEADERS) -> Response:
     """A page by its file's name."""
-    return Response(Path(__file__).with_name(name).read_bytes(), headers=HEADERS, media_type="text/html; charset=utf-8")
+    return Response(Path(__file__).with_name(name).read_bytes(), headers=headers, media_type="text/html; charset=utf-8")
