@@ -8,12 +8,14 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
 from stubserve.client import AsyncClient, Client
+from stubserve.client.tensors import ModelTensors
 from tests.client.conftest import Asked
 from tests.client.helpers import SHAPE, image, in_pool, regions, running
 from tests.real_server import eventually
@@ -287,3 +289,41 @@ def test_threads_that_have_ended_keep_no_descriptors(asked: Asked, protocol: str
         in_threads(1)
     # gRPC closes its sockets a little later.
     eventually(lambda: descriptors() < before)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "given", "made"),
+    [
+        ("FP32", [[5.1, 3.5]], np.array([[5.1, 3.5]], np.float32)),
+        ("FP32", np.array([[1, 2]], np.int64), np.array([[1, 2]], np.float32)),
+        ("INT32", [[1.0, 2.0]], np.array([[1, 2]], np.int32)),
+        ("UINT8", 7, np.array([[7]], np.uint8)),
+        ("BOOL", [[1, 0]], np.array([[True, False]])),
+        ("BYTES", "a", np.array([["a"]], object)),
+        ("BYTES", [["a", "b"]], np.array([["a", "b"]], object)),
+        ("FP64", [[0.1]], np.array([[0.1]])),
+        ("INT32", [[1.5]], "input 'X' takes INT32, which 1.5 is not"),
+        ("INT32", [[float("nan")]], "which nan is not"),
+        ("UINT8", [[-1]], "which -1 is not"),
+        ("INT8", [[1, 300]], "which 300 is not"),
+        ("UINT64", [[-1]], "which -1 is not"),
+        ("FP16", [[1e9]], "which 1000000000.0 is not"),
+        ("FP32", [[16777217]], "which 16777217 is not"),
+    ],
+)
+def test_what_is_given_becomes_what_the_model_takes(datatype: str, given: Any, made: Any) -> None:
+    known = ModelTensors(True, {"X": (datatype, (-1,))}, {})
+    if isinstance(made, str):
+        with pytest.raises(ValueError, match=made):
+            known.as_input("X", given)
+        return
+    array = known.as_input("X", given)
+    np.testing.assert_array_equal(array, made)
+    assert array.dtype == made.dtype
+
+
+def test_a_list_and_an_array_of_float64_are_inputs(client: Client) -> None:
+    given = image(9)
+    answer = client.infer("image", {"INPUT0": given.tolist()})["OUTPUT0"]
+    np.testing.assert_array_equal(answer, given)
+    np.testing.assert_array_equal(client.infer("image", {"INPUT0": given.astype(np.float64)})["OUTPUT0"], given)

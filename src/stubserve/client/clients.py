@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from stubserve.client.exchange import Exchange, Step, Steps
 from stubserve.client.tensors import Shapes
@@ -105,7 +105,7 @@ class Client(_Connected):
     def infer(
         self,
         model: str,
-        inputs: Mapping[str, np.ndarray],
+        inputs: Mapping[str, ArrayLike],
         *,
         outputs: Iterable[str] | Shapes | None = None,
         version: str = "",
@@ -115,7 +115,8 @@ class Client(_Connected):
 
         `inputs` are arrays by the names of the inputs, with the batch as their first dimension where the model has one.
         Those from `frame`, and those from earlier answers, are read where they lie. Others are copied into a block.
-        Arrays below 64 KiB and arrays of strings are sent.
+        Arrays below 64 KiB and arrays of strings are sent. Lists, numbers, texts, and arrays of another type become
+        what the configuration says, if nothing but the precision of floats is lost; else ValueError names the value.
 
         `outputs` are the names of the outputs that are wanted, all of them if not given. An output of a fixed size is
         written into a block by the server, and the array is a view of it; keep the array for as long as you like. An
@@ -195,7 +196,7 @@ class AsyncClient(_Connected):
     async def infer(
         self,
         model: str,
-        inputs: Mapping[str, np.ndarray],
+        inputs: Mapping[str, ArrayLike],
         *,
         outputs: Iterable[str] | Shapes | None = None,
         version: str = "",

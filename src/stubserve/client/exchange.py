@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 from tritonclient.utils import InferenceServerException
 
 from stubserve.client import owner, tensors
@@ -55,21 +56,22 @@ class Exchange:
         self._json = {"as_json": True} if module.__name__.endswith("grpc") else {}
         self._pid = os.getpid()
         self._swept = False
-        # (model, version) -> what is known of its outputs; None if the server does not show it
-        self._outputs: dict[tuple[str, str], tensors.ModelOutputs | None] = {}
+        # (model, version) -> what is known of its inputs and outputs; None if the server does not show it
+        self._tensors: dict[tuple[str, str], tensors.ModelTensors | None] = {}
 
     def infer(
         self,
         model: str,
-        inputs: Mapping[str, np.ndarray],
+        inputs: Mapping[str, ArrayLike],
         outputs: Iterable[str] | tensors.Shapes | None,
         version: str,
         options: dict[str, Any],
     ) -> Steps[dict[str, np.ndarray]]:
         self._check_process()
-        arrays = {name: np.asarray(array) for name, array in inputs.items()}
-        known = yield from self._outputs_of(model, version)
-        sizes = tensors.sizes(outputs, known, arrays.values())
+        known = yield from self._tensors_of(model, version)
+        as_input = known.as_input if known is not None else lambda _, given: np.asarray(given)
+        arrays = {name: as_input(name, given) for name, given in inputs.items()}
+        sizes = tensors.sizes(outputs, known if self.by_wire is None else None, arrays.values())
         request = {"model_name": model, "model_version": version, **options}
         for attempt in range(_ATTEMPTS + 1):
             loans: list[BlockLoan] = []
@@ -78,7 +80,7 @@ class Exchange:
             except InferenceServerException as error:
                 if not loans or "Unable to find shared memory region" not in error.message():
                     # A reload may have changed the configuration.
-                    self._outputs.pop((model, version), None)
+                    self._tensors.pop((model, version), None)
                     raise
                 self.pool.lost(min(loan.block.generation for loan in loans))
         raise AssertionError("the last attempt has no loans")
@@ -210,19 +212,19 @@ class Exchange:
             self.pool.leave(name)
             raise
 
-    def _outputs_of(self, model: str, version: str) -> Steps[tensors.ModelOutputs | None]:
-        """What the configuration says; None if the server does not show it, or it makes no difference."""
+    def _tensors_of(self, model: str, version: str) -> Steps[tensors.ModelTensors | None]:
+        """What the configuration says; None if the server does not show it."""
         key = (model, version)
-        if self.by_wire is None and key not in self._outputs:
+        if key not in self._tensors:
             try:
                 shown = yield "get_model_config", {"model_name": model, "model_version": version, **self._json}
             except InferenceServerException as error:
                 if error.status() in _PASSING:
                     return None
-                self._outputs[key] = None
+                self._tensors[key] = None
             else:
-                self._outputs[key] = tensors.ModelOutputs.from_config(shown.get("config", shown))
-        return self._outputs.get(key)
+                self._tensors[key] = tensors.ModelTensors.from_config(shown.get("config", shown))
+        return self._tensors.get(key)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -7,24 +7,59 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 # Output -> the largest shape that it may have; None for what the configuration says
 Shapes = Mapping[str, tuple[int, ...] | None]
 
 
-class ModelOutputs(NamedTuple):
-    """What a model's configuration says of its outputs: (data type, dims), with -1 for a dim that varies."""
+class ModelTensors(NamedTuple):
+    """What a model's configuration says of inputs and outputs: (data type, dims), with -1 for a dim that varies."""
 
     batched: bool
+    inputs: dict[str, tuple[str, tuple[int, ...]]]
     outputs: dict[str, tuple[str, tuple[int, ...]]]
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> ModelOutputs:
+    def from_config(cls, config: dict[str, Any]) -> ModelTensors:
         """`config` as HTTP or gRPC shows it, where numbers are texts."""
-        rows = config.get("output", [])
-        outputs = {row["name"]: (row["data_type"].removeprefix("TYPE_"), tuple(map(int, row["dims"]))) for row in rows}
-        return cls(int(config.get("max_batch_size", 0)) > 0, outputs)
+        inputs, outputs = (
+            {
+                row["name"]: (row["data_type"].removeprefix("TYPE_").replace("STRING", "BYTES"), _dims(row))
+                for row in config.get(kind, [])
+            }
+            for kind in ("input", "output")
+        )
+        return cls(int(config.get("max_batch_size", 0)) > 0, inputs, outputs)
+
+    def as_input(self, name: str, given: ArrayLike) -> np.ndarray:
+        """An input in the type that the model takes; a single value in as many dimensions as it takes.
+
+        Floats may be rounded to shorter ones. Raises ValueError where more would be lost.
+        """
+        array = np.asarray(given)
+        if name not in self.inputs:
+            return array
+        datatype, dims = self.inputs[name]
+        if array.ndim == 0:
+            array = array.reshape((1,) * (len(dims) + self.batched))
+        if datatype == "BYTES":
+            return array.astype(object) if array.dtype.kind == "U" else array
+        wanted = np.dtype(triton_to_np_dtype(datatype) or object)
+        kind = array.dtype.kind
+        if array.dtype == wanted or datatype == "BF16" or kind not in "biuf" or wanted.kind not in "biuf":
+            return array
+        with np.errstate(all="ignore"):
+            made = array.astype(wanted)
+            back = made.astype(array.dtype)
+        if kind == "f" and wanted.kind == "f":
+            lost = np.isfinite(array) & ~np.isfinite(made)
+        else:
+            lost = (back != array) | ((made < 0) != (array < 0))
+        if lost.any():
+            raise ValueError(f"input '{name}' takes {datatype}, which {array[lost][0]} is not")
+        return made
 
     def nbytes(self, name: str, shape: tuple[int, ...] | None, batch: int) -> int:
         """How many bytes an output has at most; 0 if nobody knows. `shape` is what the caller says, with the batch."""
@@ -39,8 +74,12 @@ class ModelOutputs(NamedTuple):
         return math.prod(shape) * dtype.itemsize
 
 
+def _dims(row: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(map(int, row["dims"]))
+
+
 def sizes(
-    outputs: Iterable[str] | Shapes | None, known: ModelOutputs | None, inputs: Iterable[np.ndarray]
+    outputs: Iterable[str] | Shapes | None, known: ModelTensors | None, inputs: Iterable[np.ndarray]
 ) -> dict[str, int] | None:
     """Output -> how many bytes it has at most, 0 if nobody knows; None for whatever outputs the model has."""
     if known is None:
