@@ -182,14 +182,14 @@ def test_a_generated_client_asks(server: Serving, tmp_path: Path, monkeypatch: p
     subprocess.run(command, cwd=tmp_path, check=True, timeout=WORK_S)
     monkeypatch.syspath_prepend(tmp_path)
     made = {name: import_module(f"made.{name}") for name in ("client", "models", "api.add", "api.greet")}
-    client = made["client"].Client(base_url=f"http://127.0.0.1:{server.port}")
     body = made["models"].PostV2ModelsGreetGenerateBody.from_dict({"NAME": "Ada"})
-    answer = import_module("made.api.greet.post_v2_models_greet_generate").sync(client=client, body=body)
-    assert answer.to_dict()["GREETING"] == "Hello Ada"
     tensor = {"name": "A", "datatype": "INT32", "shape": [2, 2], "data": [[1, 2], [3, 4]]}
-    body = made["models"].PostV2ModelsAddInferBody.from_dict({"inputs": [tensor]})
-    answer = import_module("made.api.add.post_v2_models_add_infer").sync(client=client, body=body)
-    assert answer.to_dict()["outputs"][0]["data"] == [1, 2, 3, 4]
+    tensors = made["models"].PostV2ModelsAddInferBody.from_dict({"inputs": [tensor]})
+    with made["client"].Client(base_url=f"http://127.0.0.1:{server.port}") as client:
+        answer = import_module("made.api.greet.post_v2_models_greet_generate").sync(client=client, body=body)
+        assert answer.to_dict()["GREETING"] == "Hello Ada"
+        answer = import_module("made.api.add.post_v2_models_add_infer").sync(client=client, body=tensors)
+        assert answer.to_dict()["outputs"][0]["data"] == [1, 2, 3, 4]
 
 
 @pytest.mark.long
