@@ -910,8 +910,8 @@ def test_calls_that_die_with_their_stub_leave_no_memory(tmp_path: Path) -> None:
     write_model(tmp_path, "script", SCRIPT, TEXT)
     write_model(tmp_path, "never_ready", NEVER_READY)
     source = """
-import select, signal
-doorbell = int(open("/proc/self/cmdline").read().split("\\0")[7])
+import gc, select, signal
+doorbell = next(one for one in gc.get_objects() if type(one).__name__ == "Channel")._writer._doorbell
 large = np.zeros(300_000, np.float32)
 call("never_ready", large)  # what it took is the stub's to use again, without asking the server
 os.kill(os.getppid(), signal.SIGSTOP)

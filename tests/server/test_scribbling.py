@@ -13,7 +13,7 @@ import pytest
 
 from tests.real_server import PATIENCE_S, Answer, Serving, io_config, write_model
 
-# The descriptors are in a stub's command line; its channel is found as a stray pointer would find it.
+# Two descriptors are in a stub's command line; its channel is found as a stray pointer would find it.
 SCRIBBLER = """
     import ctypes
     import gc
@@ -22,10 +22,13 @@ SCRIBBLER = """
     import time
     import triton_python_backend_utils as pb_utils
 
-    ARENA, CONTROL, REQUESTS, RESPONSES, ANSWERS = map(int, open("/proc/self/cmdline").read().split("\\0")[4:9])
+    ARENA, CONTROL = map(int, open("/proc/self/cmdline").read().split("\\0")[4:6])
 
     def channel():
         return next(thing for thing in gc.get_objects() if type(thing).__name__ == "Channel")
+
+    def responses():
+        return channel()._writer._doorbell
 
     def arena_mappings():
         for line in open("/proc/self/maps"):
@@ -47,16 +50,16 @@ SCRIBBLER = """
         if order == "become another program":
             os.execv("/bin/sleep", ["sleep", "1000"])
         if order == "ring without a record":
-            os.write(RESPONSES, (1).to_bytes(8, "little"))
+            os.write(responses(), (1).to_bytes(8, "little"))
             time.sleep(1000)
         if order == "ring for a record that was read long ago":
-            os.write(RESPONSES, (1 << 31).to_bytes(8, "little"))
+            os.write(responses(), (1 << 31).to_bytes(8, "little"))
             time.sleep(1000)
         if order == "rubbish as a result":
             channel().send(b"\\x93\\x01\\x02\\xa5three")
             time.sleep(1000)
         if order == "block the doorbell and die":
-            os.set_blocking(RESPONSES, True)
+            os.set_blocking(responses(), True)
             os._exit(5)
         if order == "fill the words":
             words = channel()._words
