@@ -14,7 +14,8 @@ import socket
 # Linux gives connections the ports from 32768 on.
 _PORTS = range(10_000, 32_768)
 
-_held: list[socket.socket] = []
+# Descriptors
+_held: list[int] = []
 
 
 def free_ports(count: int) -> list[int]:
@@ -31,6 +32,6 @@ def free_ports(count: int) -> list[int]:
         except OSError:
             mark.close()
             continue
-        _held.append(mark)
+        _held.append(mark.detach())
         ports.append(port)
     return ports

@@ -151,7 +151,7 @@ def test_an_error_in_a_model_shows_its_line(repository: Path) -> None:
     done = stubserve("env", "check", folder)
     assert done.returncode == 1
     first, *lines = done.stderr.splitlines()
-    assert first.startswith("error: JSONDecodeError: Expecting value")
+    assert first.startswith("error: json.decoder.JSONDecodeError: Expecting value")
     assert lines[1:3] == [f'  File "{folder}/1/model.py", line 2, in <module>', "    WEIGHTS = json.loads('[')"]
     assert "_bootstrap" not in done.stderr
     (folder / "1" / "model.py").write_text("import no_such_package\n")

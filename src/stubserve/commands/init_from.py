@@ -91,7 +91,7 @@ def contents(file: Path, found: Mapping[str, Any]) -> dict[str, bytes | Path]:
     kind = found["kind"]
     name = {"pickle": "model.pkl", "joblib": "model.joblib"}.get(kind, f"model{file.suffix.lower()}")
     written = {"client.py": _client(found), "test_model.py": _test(found, name)}
-    if kind != "onnxruntime":
+    if kind != "onnx":
         written["1/model.py"] = _model(found, name)
         written["config.pbtxt"] = _config(found)
         written["requirements.txt"] = "".join(f"{line}\n" for line in found["requirements"])
@@ -244,7 +244,7 @@ def _typed(name: str, members: Mapping[str, str]) -> str:
 
 
 def _test(found: Mapping[str, Any], name: str) -> str:
-    batched, is_code = found["batched"], found["kind"] != "onnxruntime"
+    batched, is_code = found["batched"], found["kind"] != "onnx"
     fixture = "with testing.serve(FOLDER) as server:\n    yield lambda inputs: server.infer(FOLDER.name, **inputs)"
     if is_code:
         fixture = "with testing.load(FOLDER) as model:\n    yield model"

@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import pickle
+import pkgutil
 import re
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stubserve_stub.backends.onnxruntime.contract import contract_of
+from stubserve_stub.backends.cards import all_cards
 from stubserve_stub.wire.datatypes import BY_NAME, BY_NUMBER
 
 from stubserve.commands.model_columns import input_of, inputs_of, parts_of
@@ -27,7 +28,7 @@ from stubserve.commands.model_columns import input_of, inputs_of, parts_of
 # Endings -> what loads such a file, which decides about the new folder's model.py
 KINDS = {
     ".pkl": "pickle", ".pickle": "pickle", ".joblib": "joblib", ".json": "xgboost", ".ubj": "xgboost",
-    ".txt": "lightgbm", ".onnx": "onnxruntime",
+    ".txt": "lightgbm", ".onnx": "onnx",
 }  # fmt: skip
 # joblib writes arrays into its pickles, which only joblib reads, and compresses them
 _JOBLIB = (b"joblib.numpy_pickle", b"numpy_pickle")
@@ -45,8 +46,8 @@ def look(path: Path) -> dict[str, Any]:
     kind = KINDS[path.suffix.lower()]
     if kind == "pickle" and _is_joblib(path):
         kind = "joblib"
-    if kind == "onnxruntime":
-        return {"kind": kind, "what": "ONNX", **_of_onnx(path)}
+    if kind == "onnx":
+        return {"kind": kind, "what": "ONNX", **_of_network(path)}
     model, wrapper = _load(path, kind)
     found = _of_model(model)
     classes = [one for part in (model, *parts_of(model)) for one in type(part).__mro__]
@@ -243,14 +244,15 @@ def _output(code: str, value: Any) -> dict[str, Any]:
     raise CannotLook(f"`{code}` gives {array.dtype}, which no tensor can have")
 
 
-def _of_onnx(path: Path) -> dict[str, Any]:
+def _of_network(path: Path) -> dict[str, Any]:
+    suffix = path.suffix.lower()
+    cards = [card for card in all_cards() if card.opens_file and any(one.name.endswith(suffix) for one in card.files)]
+    if not cards:
+        raise CannotLook(f"no backend is installed that opens {suffix} files")
     try:
-        onnxruntime = importlib.import_module("onnxruntime")
+        contract, run = pkgutil.resolve_name(cards[0].opens_file)(str(path))
     except ImportError as error:
         raise CannotLook(_lacks(error)) from None
-    try:
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        contract = contract_of(session)
     except Exception as error:
         raise CannotLook(f"it cannot be served: {_head(error)}") from None
     tensors = [*contract.inputs.values(), *contract.outputs.values()]
@@ -266,9 +268,9 @@ def _of_onnx(path: Path) -> dict[str, Any]:
         dims = list(one.dims[1:] if batched else one.dims)
         inputs.append(input_of(name, kind.name, dims, example[0] if batched and dims == [1] else example))
     try:
-        answers = session.run(list(contract.outputs), values)
+        answers = run(values)
     except Exception as error:
-        raise CannotLook(f"onnxruntime does not run it with zeros: {_head(error)}") from None
+        raise CannotLook(f"{cards[0].name} does not run it with zeros: {_head(error)}") from None
     outputs = {}
     for (name, one), answer in zip(contract.outputs.items(), answers, strict=True):
         dims = list(one.dims[1:] if batched else one.dims)

@@ -94,6 +94,9 @@ class Card:
     # yields a FileProblem for each that it finds there.
     checks_config: str = ""
     checks_files: str = ""
+    # "module:function" that opens a model's file, for `stubserve init --from`: gets its path, and returns the contract
+    # and what makes a list of outputs of a mapping of inputs. Raises ImportError without the package.
+    opens_file: str = ""
     # "module:function", called with a number of threads in each stub whose threads are limited
     limits_threads: str = ""
     parameters: Tuple[Parameter, ...] = ()

@@ -20,6 +20,7 @@ CARDS = (
         extra="onnxruntime",
         checks_config="stubserve_stub.backends.onnxruntime.check:check_config",
         checks_files="stubserve_stub.backends.onnxruntime.check:file_problems",
+        opens_file="stubserve_stub.backends.onnxruntime.contract:open_file",
         limits_threads="stubserve_stub.backends.onnxruntime.threads:limit",
         # Builds from 1.29 on report each process and model to their maker, and leave a file in the temporary folder,
         # unless this is set before the import. A server's models must stay private.

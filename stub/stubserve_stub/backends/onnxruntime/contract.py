@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+import importlib
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from stubserve_stub.backends.contract import Contract
 from stubserve_stub.backends.loading import TensorInfo
@@ -57,3 +58,13 @@ def _infos(what: str, nodes: Sequence[Any]) -> Dict[str, TensorInfo]:
         dims = [dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape or ()]
         infos.append(TensorInfo(node.name, BY_NAME[_TYPES[node.type]].number, dims))
     return {info.name: info for info in infos}
+
+
+def open_file(path: str) -> Tuple[Contract, Callable[[Mapping[str, Any]], List[Any]]]:
+    """What a network takes and gives, and what runs it. Raises ImportError, and whatever onnxruntime raises."""
+    onnxruntime = importlib.import_module("onnxruntime")
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    contract = contract_of(session)
+    outputs = list(contract.outputs)
+    return contract, lambda inputs: session.run(outputs, inputs)
