@@ -50,8 +50,10 @@ class Control:
 
     def forget(self, seat: int) -> None:
         """Has messages about a seat be ignored from now on."""
-        for key in [key for key in self._handlers if key[0] == seat]:
-            del self._handlers[key]
+        # Of a list, because other threads take and leave seats meanwhile
+        for key in list(self._handlers):
+            if key[0] == seat:
+                del self._handlers[key]
 
     def send(self, kind: str, **fields: Any) -> None:
         """Sends one message; ends the process if that fails, unless it is a fork of the stub."""

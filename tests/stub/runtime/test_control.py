@@ -105,3 +105,42 @@ def test_finalizers_may_send_in_the_middle_of_sending() -> None:
     # Each thread's messages arrive in its order.
     for thread in range(THREADS):
         assert [number for by, number in said if by == thread] == list(range(MESSAGES))
+
+
+# The number of a seat that is left. At each comparison another seat hears of something, as on another thread.
+SEATS = """
+import itertools, sys
+from stubserve_stub.runtime.control import Control, Line
+
+control = Control(int(sys.argv[1]))
+others = itertools.count(10)
+
+class Left(int):
+    __hash__ = int.__hash__
+
+    def __eq__(self, other):
+        control.handle("cancel", print, next(others))
+        return int(self) == other
+
+line = Line(control, Left(1))
+line.handle("cancel", print)
+line.handle("granted", print)
+line.close()
+control.send("left")
+control.inbox.get()
+"""
+
+
+def test_a_seat_is_left_while_another_is_taken() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-c", SEATS, str(theirs.fileno())]
+        seats = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True)
+        theirs.close()
+        ours.settimeout(60)
+        try:
+            said = ours.recv(4096)
+        finally:
+            ours.close()
+            _, stderr = seats.communicate()
+        assert said, stderr
