@@ -202,6 +202,26 @@ def test_other_counts_cost_no_request_and_no_process(repository: Path) -> None:
         assert (binary_output(server.infer_array("m", LARGE)) == LARGE).all()
 
 
+def test_instances_that_have_left_leave_nothing_in_their_stub(repository: Path) -> None:
+    identity(repository, "m", 1)
+    with Serving(repository, EXPLICIT, "--load-model=m") as server:
+        server.wait_until_ready()
+        (pid,) = server.stub_pids()
+
+        def has() -> tuple[int, int]:
+            return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+
+        before = has()
+        for _ in range(3):
+            for count in (3, 1):
+                identity(repository, "m", count)
+                assert server.request("POST", "/v2/repository/models/m/load", b"{}").status == 200
+                assert (binary_output(server.infer_array("m", LARGE)) == LARGE).all()
+        assert server.stub_pids() == [pid]
+        # Each mapping of memory has a descriptor, and the main thread waits for the others once its instance has left.
+        eventually(lambda: has()[0] <= before[0] + 3 and has()[1] <= before[1] + 1)
+
+
 def test_an_instance_that_takes_too_long_ends_the_stub(repository: Path) -> None:
     # Instance 1 takes a hundred times as long.
     slow = parameter("instance_wise_delay_multiplier", 100) + parameter("EXECUTE_TIMEOUT_SECS", 1)

@@ -11,6 +11,7 @@ Each seat maps the arena for itself. So what one may write to is protected from 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import sys
@@ -149,7 +150,8 @@ class Seats:
         else:
             host = self._host.at(order["instance"], channel, line)
             MainLoop(host, order, self._backend.for_instance(host), self._client_regions).run()
-            channel.leave(lambda *_, **__: _refuse(host.instance))
+            # Without the host, which has the channel: the memory and the doorbells go when nobody has them any more.
+            channel.leave(functools.partial(_refuse, order["instance"]))
         line.close()
         line.send("left")
         with self._left:
@@ -177,7 +179,7 @@ class Seats:
             return self._regions
 
 
-def _refuse(instance: str) -> NoReturn:
+def _refuse(instance: str, *_: Any, **__: Any) -> NoReturn:
     raise Refusal(f"model instance '{instance}' has been finalized")
 
 
