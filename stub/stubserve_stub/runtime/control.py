@@ -40,6 +40,7 @@ class Control:
         # Of each thread: whether it is `sending`
         self._thread = threading.local()
         self._handlers: Dict[Tuple[Optional[int], str], Callable[[Message], None]] = {}
+        self._handling = threading.RLock()
         os.register_at_fork(after_in_child=self._begin_anew)
         self.inbox: "queue.SimpleQueue[Message]" = queue.SimpleQueue()
         threading.Thread(target=self._read, name="stubserve-control", daemon=True).start()
@@ -49,11 +50,12 @@ class Control:
         self._handlers[seat, kind] = handler
 
     def forget(self, seat: int) -> None:
-        """Has messages about a seat be ignored from now on."""
-        # Of a list, because other threads take and leave seats meanwhile
-        for key in list(self._handlers):
-            if key[0] == seat:
-                del self._handlers[key]
+        """Has messages about a seat be ignored from now on. Waits for the handler of one that is there."""
+        with self._handling:
+            # Of a list, because other threads take and leave seats meanwhile
+            for key in list(self._handlers):
+                if key[0] == seat:
+                    del self._handlers[key]
 
     def send(self, kind: str, **fields: Any) -> None:
         """Sends one message; ends the process if that fails, unless it is a fork of the stub."""
@@ -108,11 +110,12 @@ class Control:
                     count = message["descriptors"]
                     message["descriptors"], descriptors = descriptors[:count], descriptors[count:]
                 seat = message.get("seat")
-                handler = self._handlers.get((seat, message["kind"]))
-                if handler is not None:
-                    handler(message)
-                elif seat is None:
-                    self.inbox.put(message)
+                with self._handling:
+                    handler = self._handlers.get((seat, message["kind"]))
+                    if handler is not None:
+                        handler(message)
+                    elif seat is None:
+                        self.inbox.put(message)
                 message = unframer.next()
 
 

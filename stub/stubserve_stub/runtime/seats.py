@@ -150,9 +150,10 @@ class Seats:
         else:
             host = self._host.at(order["instance"], channel, line)
             MainLoop(host, order, self._backend.for_instance(host), self._client_regions).run()
+            # Before it is left: a handler would give back memory in the segment.
+            line.close()
             # Without the host, which has the channel: the memory and the doorbells go when nobody has them any more.
             channel.leave(functools.partial(_refuse, order["instance"]))
-        line.close()
         line.send("left")
         with self._left:
             self._taken.discard(number)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 
-from stubserve_stub.wire.messages import Unframer
+from stubserve_stub.wire.messages import Unframer, frame
 
 THREADS = 4
 MESSAGES = 300
@@ -107,9 +107,10 @@ def test_finalizers_may_send_in_the_middle_of_sending() -> None:
         assert [number for by, number in said if by == thread] == list(range(MESSAGES))
 
 
-# The number of a seat that is left. At each comparison another seat hears of something, as on another thread.
+# Leaves a seat while one of its messages is handled. At each comparison of its number another seat hears of something,
+# as on another thread.
 SEATS = """
-import itertools, sys
+import itertools, sys, threading, time
 from stubserve_stub.runtime.control import Control, Line
 
 control = Control(int(sys.argv[1]))
@@ -122,25 +123,39 @@ class Left(int):
         control.handle("cancel", print, next(others))
         return int(self) == other
 
+began = threading.Event()
+heard = []
+
+def give_back(message):
+    began.set()
+    time.sleep(0.2)
+    heard.append(message)
+
 line = Line(control, Left(1))
 line.handle("cancel", print)
-line.handle("granted", print)
+line.handle("give_back", give_back)
+control.send("taken")
+began.wait()
 line.close()
-control.send("left")
+control.send("left", heard=len(heard))
 control.inbox.get()
 """
 
 
-def test_a_seat_is_left_while_another_is_taken() -> None:
+def test_a_seat_is_left_while_others_are_taken_and_a_message_is_handled() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         command = [sys.executable, "-c", SEATS, str(theirs.fileno())]
         seats = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True)
         theirs.close()
         ours.settimeout(60)
+        unframer = Unframer()
         try:
-            said = ours.recv(4096)
+            unframer.feed(ours.recv(4096))
+            assert unframer.next() == {"kind": "taken"}
+            ours.sendall(frame({"kind": "give_back", "seat": 1}))
+            unframer.feed(ours.recv(4096))
         finally:
             ours.close()
             _, stderr = seats.communicate()
-        assert said, stderr
+        assert unframer.next() == {"kind": "left", "heard": 1}, stderr
