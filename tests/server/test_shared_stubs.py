@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from stubserve.checking.repository import check_repositories
+from tests.packages import install
 from tests.real_server import PATIENCE_S, Answer, Serving, binary_output, eventually, write_model
 from tests.server.test_model_control import EXPLICIT
 
@@ -257,6 +259,81 @@ def test_nothing_is_left_of_a_load_that_fails_in_one_instance(repository: Path) 
         assert answer.status == 400
         assert "expected input and output indices to match" in answer.error
         eventually(lambda: server.stub_pids() == [])
+
+
+# A backend of a package, whose models are Python: `begin` and `end` get the name of the instance.
+FOREST = """
+import os
+from stubserve_stub.backends.arrays import ArrayBackend
+from stubserve_stub.backends.card import Card, ModelFile, TOGETHER
+
+CARD = Card("forest", "forest:Forest", files=(ModelFile("model.forest"),), shares=TOGETHER)
+
+class Forest(ArrayBackend):
+    def instance_initialize(self, instance):
+        self.name = instance.name
+        super().instance_initialize(instance)
+
+    def load(self, config, version_dir):
+        self.model = {"begin": print, "end": print}
+        with open(os.path.join(version_dir, "model.forest")) as file:
+            exec(file.read(), self.model)
+        self.model["begin"](self.name)
+
+    def predict(self, inputs, outputs):
+        return {"OUTPUT0": inputs["INPUT0"]}
+
+    def instance_finalize(self):
+        self.model["end"](self.name)
+"""
+
+
+class TestOneOfThemFails:
+    @pytest.fixture
+    def server(self, repository: Path, tmp_path: Path) -> Iterator[Serving]:
+        install(tmp_path, "trees", "forest=forest:CARD", FOREST)
+        flags = (EXPLICIT, "--exit-timeout-secs=1")
+        with Serving(repository, *flags, environment={"PYTHONPATH": str(tmp_path)}) as server:
+            yield server
+
+    def load(self, server: Serving, repository: Path, count: int, source: str = "", more: str = "") -> Answer:
+        """Loads a model "m"; without a `source` it is as before, but for the number of its instances."""
+        (repository / "m" / "1").mkdir(parents=True, exist_ok=True)
+        if source:
+            (repository / "m" / "1" / "model.forest").write_text(textwrap.dedent(source))
+        (repository / "m" / "config.pbtxt").write_text(
+            f'backend: "forest" {IO} {more} instance_group {{ count: {count} kind: KIND_CPU }}'
+        )
+        return server.request("POST", "/v2/repository/models/m/load", b"{}")
+
+    def unload(self, server: Serving) -> None:
+        assert server.request("POST", "/v2/repository/models/m/unload", b"{}").status == 200
+        eventually(lambda: server.stub_pids() == [])
+
+    def test_a_start_that_is_given_up_leaves_no_instance_in_a_stub(self, server: Serving, repository: Path) -> None:
+        """The third instance fails, in a stub of its own, while the second is being initialized beside the first."""
+        begun, end = repository / "begun", repository / "end"
+        source = f"""
+            import os, time
+
+            def begin(name):
+                if name.endswith("1"):
+                    open({str(begun)!r}, "w").close()
+                    while not os.path.exists({str(end)!r}):
+                        time.sleep(0.01)
+                if name.endswith("2"):
+                    while not os.path.exists({str(begun)!r}):
+                        time.sleep(0.01)
+                    raise RuntimeError("the third")
+        """
+        pairs = parameter("INSTANCES_PER_STUB", 2)
+        assert self.load(server, repository, 1, source, pairs).status == 200
+        pids = server.stub_pids()
+        assert "the third" in self.load(server, repository, 3, more=pairs).error
+        assert server.stub_pids() == pids
+        end.touch()
+        assert (binary_output(server.infer_array("m", X)) == X).all()
+        self.unload(server)
 
 
 def pss(pids: list[int]) -> int:

@@ -303,6 +303,7 @@ class Loader:
         async def launch(instances: Sequence[Instance], shared: Stub | None) -> tuple[Stub, Sequence[Seat]]:
             stub = shared or (ready_stubs.pop() if ready_stubs and instances[0].spec is specs[0] else None)
             seats: list[Seat] = []
+            there = () if shared is None else tuple(shared.seats)
             try:
                 if stub is None:
                     async with self._booting:
@@ -317,7 +318,9 @@ class Loader:
                         await warm_up.run(seats[-1], instance.name)
             except BaseException:
                 if shared is not None:
-                    await asyncio.gather(*(seat.stop(_FAILED_LOAD_GRACE_S) for seat in seats))
+                    # Also the one that is being initialized
+                    begun = [seat for number, seat in shared.seats.items() if number not in there]
+                    await asyncio.gather(*(seat.stop(_FAILED_LOAD_GRACE_S) for seat in begun))
                 elif stub is not None:
                     await stub.kill()
                 raise
