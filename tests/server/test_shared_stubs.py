@@ -335,6 +335,23 @@ class TestOneOfThemFails:
         assert (binary_output(server.infer_array("m", X)) == X).all()
         self.unload(server)
 
+    def test_what_has_not_stopped_ends_with_the_last_that_goes_on(self, server: Serving, repository: Path) -> None:
+        source = f"""
+            import os, time
+
+            def end(name):
+                if not os.path.exists({str(repository / "first")!r}):
+                    open({str(repository / "first")!r}, "w").close()
+                    time.sleep(1000)
+        """
+        assert self.load(server, repository, 2, source).status == 200
+        pids = server.stub_pids()
+        assert self.load(server, repository, 1).status == 200
+        server.wait_for("did not finish within 1.0 s, and stays in its stub")
+        assert server.stub_pids() == pids
+        assert (binary_output(server.infer_array("m", X)) == X).all()
+        self.unload(server)
+
 
 def pss(pids: list[int]) -> int:
     """The memory of processes, in KiB, with their part of what they share."""

@@ -217,7 +217,7 @@ class Instance:
             log.warning("stub '%s' did not finish within %.1f s and was killed", self.name, timeout_s)
         else:
             log.warning(
-                "instance '%s' did not finish within %.1f s, and stays in its stub (pid %d) until that ends",
+                "instance '%s' did not finish within %.1f s, and stays in its stub (pid %d) until the others have left",
                 self.name, timeout_s, seat.pid,
             )  # fmt: skip
 

@@ -177,7 +177,8 @@ class Keeper:
             self._start.add_done_callback(self._forget_start)
 
     async def _launched(self, instances: Sequence[Instance]) -> tuple[Stub, Sequence[Seat]]:
-        stub, seats = await self.launch(instances, self._stub)
+        there = self._stub
+        stub, seats = await self.launch(instances, there if there is not None and there.takes_seats else None)
         for seat in seats:
             if seat.death is not None:  # between its last message and this line
                 raise unhealthy(seat.name, seat.death, seat.pid)

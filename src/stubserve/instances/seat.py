@@ -54,6 +54,8 @@ class Seat:
         self.death: str | None = None
         # Whether it has been told to stop
         self.stopping = False
+        # Whether it has not done so in time, and its stub has not been killed for it
+        self.given_up = False
         self.is_initialized = False
         self.checks_readiness = False
         # Told once of the end, with the requests that are left, until an instance has taken the seat
@@ -130,7 +132,7 @@ class Seat:
         """Lets the model finalize, and the stub end with its last seat. Returns whether it did so by itself.
 
         After `timeout_s` the stub is killed. But where others go on in it, only this seat is given up: its thread, and
-        its memory, stay until the stub ends.
+        its memory, stay until the last of the others has left.
         """
         if self.death is not None:
             return True
@@ -141,6 +143,7 @@ class Seat:
             if all(seat.stopping for seat in self.stub.seats.values()):
                 self.line.condemn(f"it had not stopped {timeout_s:g} s after it was told to")
                 await self._gone.wait()
+            self.given_up = True
             return False
         return True
 

@@ -141,6 +141,8 @@ class Stub(Housing):
             self.process.condemn("it has left an instance that was not stopped")
         elif len(self.seats) > 1:
             self._end([seat], "it has been finalized")
+            if all(one.given_up for one in self.seats.values()):
+                self.process.condemn("the instances that are left in it had not stopped when they were told to")
 
     def _on_process_death(self, cause: str) -> None:
         seats = list(self.seats.values())
