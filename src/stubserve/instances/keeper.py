@@ -59,10 +59,10 @@ class Keeper:
         self.launch = launch
         self._owner = owner
         self._stub: Stub | None = None
-        # All that its stub has had for instances
-        self._seats: list[Seat] = []
+        # How many batches its stub had executed for those that have left it
+        self._executed = 0
         self._ready_at: float | None = None
-        # How many batches its stub had executed by then, for warm-up
+        # How many of them its stub has executed for warm-up
         self._warmed = 0
         # The start under way, which all of the instances share
         self._start: asyncio.Task[None] | None = None
@@ -140,6 +140,7 @@ class Keeper:
         for instance in dead:
             seat, instance.seat = instance.seat, None
             assert seat is not None
+            self._executed += seat.work.executed
             deaths.append(Death(instance, unhealthy(instance.name, cause, seat.pid), unanswered[seat]))
             instance.look_for_end()
         lost = [one for one in deaths if one.instance.state not in ENDING]
@@ -154,9 +155,8 @@ class Keeper:
         wanted = [one.instance for one in lost if one.instance.wanted]
         delay = None
         if wanted:
-            executed = sum(seat.work.executed for seat in self._seats)
             at_work = any(one.unanswered.executing or one.unanswered.open for one in lost)
-            delay = self.policy.next_delay(self._ready_at, time.monotonic(), at_work, executed > self._warmed)
+            delay = self.policy.next_delay(self._ready_at, time.monotonic(), at_work, self._executed > self._warmed)
         for one in lost:
             if one.instance not in wanted:
                 log.error("%s It was about to go, and is not restarted.", one.error)
@@ -186,14 +186,13 @@ class Keeper:
 
     def _adopt(self, instances: Sequence[Instance], stub: Stub, seats: Sequence[Seat]) -> None:
         if stub is not self._stub:
-            self._stub, self._seats, self._warmed = stub, [], 0
+            self._stub, self._executed, self._warmed = stub, 0, 0
             stub.on_end = self._on_end
             self._ready_at = time.monotonic()
         if len(stub.seats) > 1:
             names = ", ".join(seat.name for seat in stub.seats.values())
             log.info("the instances %s share a stub (pid %d)", names, stub.pid)
         for instance, seat in zip(instances, seats, strict=True):
-            self._seats.append(seat)
             self._warmed += seat.work.batches
             instance.seat = seat
             seat.on_death = None
