@@ -39,7 +39,7 @@ def test_nothing_of_an_instance_that_has_left() -> None:
     stub: Any = SimpleNamespace(pid=1, death=None, seats={}, takes_seats=True)
 
     async def launch(instances: Any, shared: Any) -> Any:
-        return [FakeSeat(stub, instance.name) for instance in instances]
+        return stub, [FakeSeat(stub, instance.name) for instance in instances]
 
     async def scenario() -> None:
         owner: Any = SimpleNamespace(reports=None, on_ready=lambda instance: None)
