@@ -132,7 +132,11 @@ class Seats:
     def _begin(self, order: Dict[str, Any]) -> None:
         """Takes a further seat. On the control thread."""
         self._taken.add(order["number"])
-        threading.Thread(target=self._sit_alone, args=(order,), name=order["instance"], daemon=True).start()
+        try:
+            threading.Thread(target=self._sit_alone, args=(order,), name=order["instance"], daemon=True).start()
+        except RuntimeError as error:  # there are as many threads as there may be
+            _close(order["descriptors"])
+            self._leave(Line(self._control, order["number"]), order["number"], error)
 
     def _sit_alone(self, order: Dict[str, Any]) -> None:
         try:
@@ -146,14 +150,19 @@ class Seats:
         try:
             channel = self._channel(order, line)
         except OSError as error:
-            line.send("failed", stage="initialize", error=describe(error), log=for_log(error))
-        else:
-            host = self._host.at(order["instance"], channel, line)
-            MainLoop(host, order, self._backend.for_instance(host), self._client_regions).run()
-            # Before it is left: a handler would give back memory in the segment.
-            line.close()
-            # Without the host, which has the channel: the memory and the doorbells go when nobody has them any more.
-            channel.leave(functools.partial(_refuse, order["instance"]))
+            self._leave(line, number, error)
+            return
+        host = self._host.at(order["instance"], channel, line)
+        MainLoop(host, order, self._backend.for_instance(host), self._client_regions).run()
+        # Before it is left: a handler would give back memory in the segment.
+        line.close()
+        # Without the host, which has the channel: the memory and the doorbells go when nobody has them any more.
+        channel.leave(functools.partial(_refuse, order["instance"]))
+        self._leave(line, number)
+
+    def _leave(self, line: Line, number: int, failure: Optional[Exception] = None) -> None:
+        if failure is not None:
+            line.send("failed", stage="initialize", error=describe(failure), log=for_log(failure))
         line.send("left")
         with self._left:
             self._taken.discard(number)
@@ -162,9 +171,13 @@ class Seats:
     def _channel(self, order: Dict[str, Any], line: Line) -> Channel:
         """Raises OSError."""
         doorbells = order["descriptors"]
-        if len(doorbells) != 3:
-            raise OSError("this process has as many open files as it may")
-        channel = Channel(StubArena(self._arena, self._boot["arena"], order["segment"], Grant()), *doorbells)
+        try:
+            if len(doorbells) != 3:
+                raise OSError("this process has as many open files as it may")
+            channel = Channel(StubArena(self._arena, self._boot["arena"], order["segment"], Grant()), *doorbells)
+        except OSError:
+            _close(doorbells)
+            raise
         # Not before: what the model has kept of an instance that is gone may still poke it.
         weakref.finalize(channel, _close, doorbells).atexit = False
         channel.memory.connect(line)

@@ -244,6 +244,26 @@ def test_a_function_that_fails_ends_the_load(function: str, stage: str, error: B
     assert stub.channel.sent == []
 
 
+@pytest.mark.parametrize("lacks", ["descriptors", "threads"])
+def test_a_seat_that_cannot_be_had_leaves_nothing(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, passed = os.pipe()
+    line: Any = Line([{**INITIALIZE, "descriptors": [passed]}])
+    seats = Seats(-1, Host("m", line), line, BOOT, Steps({}, answer), raised)
+    os.set_blocking(kept, False)
+    with os.fdopen(kept, "rb", 0) as end:
+        if lacks == "descriptors":
+            seats.run()
+        else:
+
+            def start(thread: threading.Thread) -> None:
+                raise RuntimeError("can't start new thread")
+
+            monkeypatch.setattr(threading.Thread, "start", start)
+            seats._begin(line.inbox.get())
+        assert end.read() == b""  # nobody has the other end
+    assert [message["kind"] for message in line.said[-2:]] == ["failed", "left"]
+
+
 @pytest.mark.parametrize("error", [Refusal("broken"), ValueError("broken"), SystemExit(0), KeyboardInterrupt()])
 def test_a_batch_that_fails_is_answered_with_that(error: BaseException) -> None:
     stub = Stub(batches=[1, 2], raising={"execute 1": error}).run()
