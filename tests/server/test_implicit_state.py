@@ -465,16 +465,13 @@ def test_a_state_that_finds_no_memory(tmp_path: Path, backend: str) -> None:
         assert grown(append(server, "m", 3, size, 1, "start")) == (size, size)
 
 
-APART = 'parameters { key: "INSTANCES_PER_STUB" value { string_value: "1" } }'
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_stub_that_dies_takes_its_states_along(tmp_path: Path, backend: str) -> None:
     text = config(backend, more="").replace("count: 1", "count: 2")
     if backend == "python":
         write_model(tmp_path, "m", ADDER, text)
     else:
-        write_accumulator(tmp_path, "m", f"{text} {APART}")
+        write_accumulator(tmp_path, "m", text)
     with Serving(tmp_path) as server:
         server.wait_until_ready()
         assert total(add(server, "m", 1, 10, "start"), add(server, "m", 2, 20, "start")) == [10, 20]

@@ -252,7 +252,7 @@ def test_killed_and_back(tmp_path: Path) -> None:
     """Stubs are killed while they are asked; every success is right, and they come back."""
     write_onnx(tmp_path, "batched", model([node("Neg", "INPUT0", "Y")], [("INPUT0", "FP32", ["n", "w"])],
                                           [("Y", "FP32", ["n", "w"])]), None)  # fmt: skip
-    check_kills(tmp_path, clients=4, stubs=1, rounds=2)
+    check_kills(tmp_path, clients=4, stubs=2, rounds=2)
 
 
 def test_what_does_not_load(tmp_path: Path) -> None:

@@ -30,6 +30,12 @@ X = np.arange(4, dtype=np.float32).reshape(1, 4)
 LARGE = np.arange(20_000, dtype=np.float32).reshape(1, 20_000)
 
 
+def sharing(repository: Path, *flags: str, **more: Any) -> Serving:
+    """A server in which the instances of a group share a stub, unless their model says otherwise."""
+    shared = [f"--backend-config={backend},instances-per-stub=all" for backend in ("identity", "onnxruntime")]
+    return Serving(repository, *shared, *flags, **more)
+
+
 def parameter(name: str, value: Any) -> str:
     return f'parameters {{ key: "{name}" value: {{ string_value: "{value}" }} }}'
 
@@ -62,12 +68,12 @@ def ask_side_by_side(server: Serving, model: str, requests: int) -> list[Answer]
         return [one.result() for one in [pool.submit(server.infer_array, model, X) for _ in range(requests)]]
 
 
-def test_the_instances_of_a_group_share_a_stub_unless_it_is_said_otherwise(repository: Path) -> None:
+def test_the_instances_of_a_group_share_a_stub_where_that_is_said(repository: Path) -> None:
     identity(repository, "all", 3)
     identity(repository, "alone", 3, parameter("INSTANCES_PER_STUB", 1))
     identity(repository, "pairs", 5, parameter("INSTANCES_PER_STUB", 2))
     write_model(repository, "python", config=f'backend: "python" {IO} instance_group {{ count: 2 kind: KIND_CPU }}')
-    with Serving(repository) as server:
+    with sharing(repository) as server:
         server.wait_until_ready()
         counts = {name: stubs_of(server, name) for name in ("all", "alone", "pairs", "python")}
         assert {name: len(set(pids)) for name, pids in counts.items()} == {
@@ -85,7 +91,7 @@ def test_the_instances_of_a_group_share_a_stub_unless_it_is_said_otherwise(repos
 def test_a_setting_of_the_backend_says_how_many(repository: Path) -> None:
     identity(repository, "pairs", 4)
     identity(repository, "alone", 2, parameter("INSTANCES_PER_STUB", 1))
-    with Serving(repository, "--backend-config=identity,instances-per-stub=2") as server:
+    with sharing(repository, "--backend-config=identity,instances-per-stub=2") as server:
         server.wait_until_ready()
         assert len(set(stubs_of(server, "pairs"))) == 2
         assert len(set(stubs_of(server, "alone"))) == 2
@@ -99,7 +105,7 @@ def test_refusals_say_why(repository: Path) -> None:
     }
     for name, (backend, value, _) in refused.items():
         write_model(repository, name, config=f"{backend} {IO} {parameter('INSTANCES_PER_STUB', value)}")
-    with Serving(repository, EXPLICIT) as server:
+    with sharing(repository, EXPLICIT) as server:
         for name, (_, value, reason) in refused.items():
             answer = server.request("POST", f"/v2/repository/models/{name}/load", b"{}")
             assert answer.status == 400
@@ -157,7 +163,7 @@ class Load:
 def test_a_killed_stub_takes_only_what_its_instances_executed(repository: Path) -> None:
     """All of them die of one cause, and come back together; what they had not begun goes to the next stub."""
     identity(repository, "m", 3, "dynamic_batching { }", delay_ms=10)
-    with Serving(repository) as server:
+    with sharing(repository) as server:
         server.wait_until_ready()
         pids = []
         with Load(server, "m", 12) as load:
@@ -186,7 +192,7 @@ def test_a_killed_stub_takes_only_what_its_instances_executed(repository: Path) 
 
 def test_other_counts_cost_no_request_and_no_process(repository: Path) -> None:
     identity(repository, "m", 1, delay_ms=2)
-    with Serving(repository, EXPLICIT, "--load-model=m") as server:
+    with sharing(repository, EXPLICIT, "--load-model=m") as server:
         server.wait_until_ready()
         (pid,) = server.stub_pids()
         with Load(server, "m", 6) as load:
@@ -206,7 +212,7 @@ def test_other_counts_cost_no_request_and_no_process(repository: Path) -> None:
 
 def test_instances_that_have_left_leave_nothing_in_their_stub(repository: Path) -> None:
     identity(repository, "m", 1)
-    with Serving(repository, EXPLICIT, "--load-model=m") as server:
+    with sharing(repository, EXPLICIT, "--load-model=m") as server:
         server.wait_until_ready()
         (pid,) = server.stub_pids()
 
@@ -228,7 +234,7 @@ def test_an_instance_that_takes_too_long_ends_the_stub(repository: Path) -> None
     # Instance 1 takes a hundred times as long.
     slow = parameter("instance_wise_delay_multiplier", 100) + parameter("EXECUTE_TIMEOUT_SECS", 1)
     identity(repository, "m", 2, slow, delay_ms=100)
-    with Serving(repository) as server:
+    with sharing(repository) as server:
         server.wait_until_ready()
         (pid,) = server.stub_pids()
         quick, late = sorted(ask_side_by_side(server, "m", 2), key=lambda answer: answer.status)
@@ -241,7 +247,7 @@ def test_an_instance_that_takes_too_long_ends_the_stub(repository: Path) -> None
 
 def test_it_sleeps_and_wakes_as_one(repository: Path) -> None:
     identity(repository, "m", 3)
-    with Serving(repository, "--sleep-after-secs=1") as server:
+    with sharing(repository, "--sleep-after-secs=1") as server:
         server.wait_for("sleeps until the next")
         eventually(lambda: server.stub_pids() == [])
         assert all(answer.status == 200 for answer in ask_side_by_side(server, "m", 6))
@@ -254,7 +260,7 @@ def test_nothing_is_left_of_a_load_that_fails_in_one_instance(repository: Path) 
     (repository / "m" / "config.pbtxt").write_text(
         f'backend: "identity" {wrong} instance_group {{ count: 3 kind: KIND_CPU }}'
     )
-    with Serving(repository, EXPLICIT) as server:
+    with sharing(repository, EXPLICIT) as server:
         answer = server.request("POST", "/v2/repository/models/m/load", b"{}")
         assert answer.status == 400
         assert "expected input and output indices to match" in answer.error
@@ -293,7 +299,7 @@ class TestOneOfThemFails:
     def server(self, repository: Path, tmp_path: Path) -> Iterator[Serving]:
         install(tmp_path, "trees", "forest=forest:CARD", FOREST)
         flags = (EXPLICIT, "--exit-timeout-secs=1")
-        with Serving(repository, *flags, environment={"PYTHONPATH": str(tmp_path)}) as server:
+        with sharing(repository, *flags, environment={"PYTHONPATH": str(tmp_path)}) as server:
             yield server
 
     def load(self, server: Serving, repository: Path, count: int, source: str = "", more: str = "") -> Answer:
@@ -389,7 +395,7 @@ class TestOnnx:
         self.weighty(repository, "apart", 4, parameter("INSTANCES_PER_STUB", 1))
         used = {}
         ask = np.ones((1, 2000), np.float32)
-        with Serving(repository) as server:
+        with sharing(repository) as server:
             server.wait_until_ready()
             for name in ("one", "four", "apart"):
 
@@ -435,7 +441,7 @@ class TestOnnx:
                 sums.append(total)
             return sums
 
-        with Serving(repository) as server:
+        with sharing(repository) as server:
             server.wait_until_ready()
             assert len(server.stub_pids()) == 1
             with ThreadPoolExecutor(9) as pool:
@@ -457,8 +463,8 @@ class TestOnnx:
 
 def test_torch_shares_weights_where_that_is_asked_for(repository: Path) -> None:
     torch = pytest.importorskip("torch")
-    sharing = parameter("ENABLE_WEIGHT_SHARING", "true")
-    for name, more in {"shared": sharing, "apart": "", "threads": parameter("INSTANCES_PER_STUB", "all")}.items():
+    weights = parameter("ENABLE_WEIGHT_SHARING", "true")
+    for name, more in {"shared": weights, "apart": "", "threads": parameter("INSTANCES_PER_STUB", "all")}.items():
         folder = repository / name / "1"
         folder.mkdir(parents=True)
         linear = torch.nn.Linear(4, 4, bias=False)
@@ -467,7 +473,7 @@ def test_torch_shares_weights_where_that_is_asked_for(repository: Path) -> None:
         (folder.parent / "config.pbtxt").write_text(
             f'backend: "pytorch" {IO} {more} instance_group {{ count: 3 kind: KIND_CPU }}'
         )
-    with Serving(repository) as server:
+    with sharing(repository) as server:
         server.wait_until_ready()
         found = {name: len(set(stubs_of(server, name))) for name in ("shared", "apart", "threads")}
         assert found == {"shared": 1, "apart": 3, "threads": 1}

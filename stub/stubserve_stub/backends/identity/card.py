@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from stubserve_stub.backends.card import ON_CPUS, TOGETHER, Card, Parameter
+from stubserve_stub.backends.card import IF_ASKED, ON_CPUS, Card, Parameter
 
 CARDS = (
     Card(
         "identity",
         "stubserve_stub.backends.identity.backend:IdentityBackend",
         devices=ON_CPUS,
-        shares=TOGETHER,
+        shares=IF_ASKED,
         parameters=(
             Parameter("creation_delay_sec", "seconds", "How long a load takes (0)."),
             Parameter("execute_delay_ms", "milliseconds", "How long a batch takes (0)."),

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from stubserve_stub.backends.card import ON_GPUS_IF_ASKED, TOGETHER, Card, ModelFile, Parameter
+from stubserve_stub.backends.card import IF_ASKED, ON_GPUS_IF_ASKED, Card, ModelFile, Parameter
 
 CARDS = (
     Card(
@@ -11,7 +11,7 @@ CARDS = (
         # The package for CPUs is common.
         devices=ON_GPUS_IF_ASKED,
         instances_on_cpu=2,
-        shares=TOGETHER,
+        shares=IF_ASKED,
         gathers=True,
         optimizations=("graph", "execution_accelerators"),
         takes_operations=True,
@@ -67,7 +67,7 @@ CARDS = (
             Parameter(
                 "share_session_between_instances",
                 "0 or 1",
-                "No effect: the instances of a group on CPUs share a session anyway (INSTANCES_PER_STUB).",
+                "No effect: INSTANCES_PER_STUB lets the instances of a group on CPUs share a session.",
             ),
             Parameter(
                 "cudnn_conv_algo_search",
