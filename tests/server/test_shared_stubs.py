@@ -461,6 +461,7 @@ class TestOnnx:
             )
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_torch_shares_weights_where_that_is_asked_for(repository: Path) -> None:
     torch = pytest.importorskip("torch")
     weights = parameter("ENABLE_WEIGHT_SHARING", "true")
